@@ -1,5 +1,6 @@
-//! The format of a fuzzing corpus in the repository: one file in which each input follows its length in bytes, a
-//! little-endian `u32`. Included by path, because the harnesses and `xtask` do not depend on each other.
+//! The format of a fuzzing corpus in the repository: one file in which each input follows its
+//! length in bytes, a little-endian `u32`. Included by path, because the harnesses and `xtask` do
+//! not depend on each other.
 
 /// The inputs of a corpus; `None` when the file is truncated.
 pub(crate) fn unpack(mut rest: &[u8]) -> Option<Vec<&[u8]>> {

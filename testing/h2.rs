@@ -1,4 +1,5 @@
-//! A caller of HTTP/2 that knows no token and keeps no limits: what a stranger can do to a port of gRPC.
+//! A caller of HTTP/2 that knows no token and keeps no limits: what a stranger can do to a port of
+//! gRPC.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -30,8 +31,8 @@ pub(crate) struct Said {
     pub(crate) answers: usize,
 }
 
-/// Makes so many calls of `path` without a token over one connection, as fast as they are taken, and reads until the server
-/// ends the connection.
+/// Makes so many calls of `path` without a token over one connection, as fast as they are taken,
+/// and reads until the server ends the connection.
 pub(crate) fn calls_without_a_token(address: &str, path: &str, calls: u32) -> Said {
     let mut stream = TcpStream::connect(address).expect("it listens");
     stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");

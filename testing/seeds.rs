@@ -1,10 +1,11 @@
-//! The seeds of a test, and the line that replays one. Included by path, because no crate is for tests
-//! only.
+//! The seeds of a test, and the line that replays one. Included by path, because no crate is for
+//! tests only.
 
 use std::fmt;
 use std::ops::Range;
 
-/// The seeds of a test: `default`, or those that `DQUANT_SEED=17` or `DQUANT_SEEDS=0..100000` selects.
+/// The seeds of a test: `default`, or those that `DQUANT_SEED=17` or `DQUANT_SEEDS=0..100000`
+/// selects.
 pub(crate) fn seeds(default: Range<u64>) -> Range<u64> {
     let number = |text: &str| text.trim().parse::<u64>().expect("seeds are numbers");
     if let Ok(seed) = std::env::var("DQUANT_SEED") {

@@ -1,10 +1,10 @@
 //! Sets the shared library's name and its symbol versions.
 //!
-//! Programs and providers request `ibv_open_device@IBVERBS_1.1` and the like, so every exported symbol
-//! must have the version node of rdma-core: `libibverbs.map`. rustc passes an anonymous version script
-//! of its own, which linkers refuse to combine with named nodes; the wrapper `linker/ld.bfd` drops that
-//! one. Without GNU ld the library is built unversioned, which the dynamic linker accepts with a
-//! warning for each program.
+//! Programs and providers request `ibv_open_device@IBVERBS_1.1` and the like, so every exported
+//! symbol must have the version node of rdma-core: `libibverbs.map`. rustc passes an anonymous
+//! version script of its own, which linkers refuse to combine with named nodes; the wrapper
+//! `linker/ld.bfd` drops that one. Without GNU ld the library is built unversioned, which the
+//! dynamic linker accepts with a warning for each program.
 
 use std::env;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! Compiles the messages of the local socket, without a protobuf compiler on the machine. The services
-//! belong to the daemons: no gRPC code is generated here.
+//! Compiles the messages of the local socket, without a protobuf compiler on the machine. The
+//! services belong to the daemons: no gRPC code is generated here.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let proto = "dquant/v1/control.proto";

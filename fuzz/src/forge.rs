@@ -1,8 +1,8 @@
 //! Forged packets: real ones with a change, and invented ones.
 //!
-//! Changes are made to the bytes, so that headers which cannot be represented are tried, too. Invented
-//! packets stay close to what would be accepted: sequence numbers around the last one seen, keys and
-//! addresses of regions, lengths around the MTU.
+//! Changes are made to the bytes, so that headers which cannot be represented are tried, too.
+//! Invented packets stay close to what would be accepted: sequence numbers around the last one
+//! seen, keys and addresses of regions, lengths around the MTU.
 
 use roce::verbs::{MemoryRegion, Qpn};
 use roce::wire::{

@@ -1,8 +1,8 @@
 //! The guard of a node's memory: the registered regions, their users, and the packet in progress.
 //!
-//! The endpoint is not trusted. An arriving packet may write only where its operation may: a WRITE into
-//! a region that allows it, a SEND into a posted buffer, a response into the buffer of an outstanding
-//! request. A packet being sent may read only what it may carry. Anything else panics.
+//! The endpoint is not trusted. An arriving packet may write only where its operation may: a WRITE
+//! into a region that allows it, a SEND into a posted buffer, a response into the buffer of an
+//! outstanding request. A packet being sent may read only what it may carry. Anything else panics.
 
 use std::cell::{Cell, RefCell};
 

@@ -1,8 +1,8 @@
 //! Every posted work request, and its completion.
 //!
-//! A work request completes at most once, on its own queue pair and queue, and not before those posted
-//! to the same queue earlier (except unsignaled sends). Its number is its index in the ledger, so a
-//! completion of a request that was never posted is detected at once.
+//! A work request completes at most once, on its own queue pair and queue, and not before those
+//! posted to the same queue earlier (except unsignaled sends). Its number is its index in the
+//! ledger, so a completion of a request that was never posted is detected at once.
 
 use roce::verbs::{Completion, Qpn, SgList, Sge, SrqId, WcOpcode, WcStatus};
 
@@ -86,8 +86,8 @@ impl Ledger {
         }
     }
 
-    /// Checks the messages of a queue pair against the peer's receives: each received once, in order,
-    /// with its length.
+    /// Checks the messages of a queue pair against the peer's receives: each received once, in
+    /// order, with its length.
     pub(crate) fn judge_heard(&self, sender: Qpn, heard: &[Heard]) {
         let mut numbers = Vec::new();
         for Heard { wr_id, byte_len } in heard {

@@ -10,8 +10,8 @@
 //! | [`raw`] | UDP payloads for one live endpoint; the harness sets the right ICRC | every memory access |
 //! | [`pair`] | actions of two programs and the network between them | accesses, completions, termination |
 //!
-//! Rules: no randomness but the input, no clock, no global state, so that an input is always replayed
-//! exactly; and no check that depends on the endpoint's implementation.
+//! Rules: no randomness but the input, no clock, no global state, so that an input is always
+//! replayed exactly; and no check that depends on the endpoint's implementation.
 
 mod forge;
 mod judge;

@@ -128,8 +128,8 @@ impl DerefMut for Host<'_> {
     }
 }
 
-/// Initial registration of each range: the first one is accessible to peers through windows only, the
-/// last belongs to another protection domain.
+/// Initial registration of each range: the first one is accessible to peers through windows only,
+/// the last belongs to another protection domain.
 const RIGHTS: [Access; STRETCHES] = [
     Access { bind_window: true, ..Access::LOCAL },
     Access::REMOTE_WRITE,
@@ -139,8 +139,8 @@ const RIGHTS: [Access; STRETCHES] = [
     Access::ALL,
 ];
 
-/// Most times an endpoint may continue at one instant: it sends a bounded number of packets for each
-/// event.
+/// Most times an endpoint may continue at one instant: it sends a bounded number of packets for
+/// each event.
 const MAX_TURNS: u32 = 64;
 
 /// Largest completion queue.
@@ -337,7 +337,8 @@ impl Host<'_> {
 
     // ---- work requests -------------------------------------------------------------------------
 
-    /// A send. Immediate data is replaced by the work request's number, which the peer then reports.
+    /// A send. Immediate data is replaced by the work request's number, which the peer then
+    /// reports.
     pub(crate) fn post_send(&mut self, qpn: Qpn, wr: SendWr) -> bool {
         let wr_id = self.node.memory.guard.ledger.next_id();
         let op = numbered(wr.op, wr_id as u32);

@@ -2,9 +2,9 @@
 //!
 //! The input is a script. Its first record says how the queue pairs are created and connected, each
 //! other one is an action: a verb on either side, a packet delivered, lost, duplicated, delayed,
-//! changed, forged, or the passing of time. After that the network heals: forged packets are dropped,
-//! everything else arrives in order, receives are posted. Then each queue pair must finish its work or
-//! be in error, within a bounded number of steps.
+//! changed, forged, or the passing of time. After that the network heals: forged packets are
+//! dropped, everything else arrives in order, receives are posted. Then each queue pair must finish
+//! its work or be in error, within a bounded number of steps.
 //!
 //! Checks on the way: every memory access ([`Judge`](crate::judge::Judge)), every completion
 //! ([`Ledger`](crate::ledger::Ledger)), and that sending terminates.
@@ -69,8 +69,8 @@ struct World {
     programs: [Program; 2],
     /// Last sequence numbers seen by `[node][slot]`: of requests, of responses.
     seen: [[(Psn, Psn); SLOTS]; 2],
-    /// Connections without guarantees, as packets were forged or one side alone went back to an earlier
-    /// state.
+    /// Connections without guarantees, as packets were forged or one side alone went back to an
+    /// earlier state.
     tainted: [bool; SLOTS],
     /// Nothing has disturbed the network or the queue pairs so far: every wait must end.
     calm: bool,
@@ -590,8 +590,8 @@ impl World {
         self.connect.verb % 4 == 3
     }
 
-    /// No event is left: each queue pair has finished or is in error, and the remaining guarantees were
-    /// kept.
+    /// No event is left: each queue pair has finished or is in error, and the remaining guarantees
+    /// were kept.
     fn judge_end(&mut self) {
         self.judge_work();
         (0..SLOTS).for_each(|slot| self.judge_messages(slot));

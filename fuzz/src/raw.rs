@@ -1,10 +1,10 @@
 //! Harness of one endpoint and arbitrary packets on its UDP port.
 //!
-//! The input is a byte that selects the services of the endpoint and its loss recovery, and a list of
-//! datagrams: a byte of help, two of length, then the bytes. Without help they are the UDP payload as
-//! is. Help inserts what a fuzzer could only guess: the number of a queue pair, the expected sequence
-//! number, a key and an address. The ICRC is always set right, and verified as a wire does, because a
-//! receiver drops everything else.
+//! The input is a byte that selects the services of the endpoint and its loss recovery, and a list
+//! of datagrams: a byte of help, two of length, then the bytes. Without help they are the UDP
+//! payload as is. Help inserts what a fuzzer could only guess: the number of a queue pair, the
+//! expected sequence number, a key and an address. The ICRC is always set right, and verified as a
+//! wire does, because a receiver drops everything else.
 
 use roce::Duration;
 use roce::endpoint::{Connect, Mtu, QpAttr, QpState, Reliability};

@@ -1,4 +1,5 @@
-//! The input as a script: fixed-size records, so that a fuzzer's edits of one leave the others alone.
+//! The input as a script: fixed-size records, so that a fuzzer's edits of one leave the others
+//! alone.
 
 /// Bytes of one record.
 pub(crate) const RECORD_BYTES: usize = 6;

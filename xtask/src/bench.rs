@@ -1,8 +1,9 @@
 //! `cargo xtask bench`: figures that anyone can reproduce.
 //!
-//! A benchmark here is the product itself, run as a user would run it: the release build of `dquant demo` in several
-//! configurations, or verbs programs beside their peers, round after round, so that a machine that slows down slows all
-//! of them. It prints the median and the spread of each figure, with the machine's load before each run.
+//! A benchmark here is the product itself, run as a user would run it: the release build of
+//! `dquant demo` in several configurations, or verbs programs beside their peers, round after
+//! round, so that a machine that slows down slows all of them. It prints the median and the spread
+//! of each figure, with the machine's load before each run.
 //!
 //! | part | what it does |
 //! |---|---|
@@ -194,7 +195,8 @@ fn peers<'a>(options: &'a mut Options, flag: &str) -> Result<&'a mut Peers, Fail
     options.peers.as_mut().ok_or_else(|| Failure::usage(format!("{flag} belongs to --peers")))
 }
 
-/// Larger corpora do not fit the page cache of most machines; smaller ones hold too few blocks to shuffle.
+/// Larger corpora do not fit the page cache of most machines; smaller ones hold too few blocks to
+/// shuffle.
 fn mi_tokens(text: &str) -> Result<u64, Failure> {
     match text.parse() {
         Ok(tokens @ 8..=4_096) => Ok(tokens),

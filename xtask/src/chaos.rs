@@ -1,9 +1,9 @@
 //! `cargo xtask chaos`: the long run of the simulation, and the check of its checker.
 //!
-//! It has two parts. The transport runs thousands of seeds of random programs under random faults, and so do brains and
-//! agents of Parfait; then every seeded bug has to be found, which shows that the first part would find bugs. They are
-//! tests of the packages `sim` and `parfait`, built optimised and without the rest of the workspace, so that a machine
-//! starts within a minute.
+//! It has two parts. The transport runs thousands of seeds of random programs under random faults,
+//! and so do brains and agents of Parfait; then every seeded bug has to be found, which shows that
+//! the first part would find bugs. They are tests of the packages `sim` and `parfait`, built
+//! optimised and without the rest of the workspace, so that a machine starts within a minute.
 
 use crate::Command;
 use crate::shell::{self, Failure};

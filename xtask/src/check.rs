@@ -1,8 +1,8 @@
 //! `cargo xtask check`: what a change must pass before review.
 //!
-//! The steps are a table, cheap ones first. All of them run even after one has failed, so that one run shows every
-//! failure; the summary at the end names each with its time. A step whose tool is not installed is reported as
-//! skipped, never as passed.
+//! The steps are a table, cheap ones first. All of them run even after one has failed, so that one
+//! run shows every failure; the summary at the end names each with its time. A step whose tool is
+//! not installed is reported as skipped, never as passed.
 
 use std::time::{Duration, Instant};
 
@@ -101,7 +101,8 @@ fn summarise(report: &[Line]) -> Result<(), Failure> {
     Err(Failure::check(format!("failed: {}", failed.join(", "))))
 }
 
-/// Lints, formatting and code generation change with the compiler, and `rust-toolchain.toml` cannot name a version.
+/// Lints, formatting and code generation change with the compiler, and `rust-toolchain.toml` cannot
+/// name a version.
 fn rustc() -> Result<Outcome, Failure> {
     let (release, wanted) = (rustc_field("release")?, env!("CARGO_PKG_RUST_VERSION"));
     if release.starts_with(&format!("{wanted}.")) {

@@ -1,9 +1,9 @@
 //! Circles of files: two files of one folder that use each other, directly or through others.
 //!
-//! [`floors`] orders the modules that its table names. Here every folder of every crate is
-//! looked at, without a table: a file may use the others of its folder, and its `mod.rs`, but not one that
-//! uses it. `mod.rs` and `lib.rs` are the rooms themselves, so what they declare may be used, and tests may
-//! use everything.
+//! [`floors`] orders the modules that its table names. Here every folder of every crate is looked
+//! at, without a table: a file may use the others of its folder, and its `mod.rs`, but not one that
+//! uses it. `mod.rs` and `lib.rs` are the rooms themselves, so what they declare may be used, and
+//! tests may use everything.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -1,8 +1,9 @@
 //! `cargo xtask counts`: instructions per packet and per message, under callgrind.
 //!
-//! Times depend on the machine and on what else runs on it; instructions of one thread that never sleeps do not. So a
-//! change that costs instructions is seen on a busy laptop, as a changed line of [`RECORD`], which is in the
-//! repository. The benchmark is `crates/adapter/benches/counts`: each case is one process under callgrind.
+//! Times depend on the machine and on what else runs on it; instructions of one thread that never
+//! sleeps do not. So a change that costs instructions is seen on a busy laptop, as a changed line
+//! of [`RECORD`], which is in the repository. The benchmark is `crates/adapter/benches/counts`:
+//! each case is one process under callgrind.
 //!
 //! | part | what it does |
 //! |---|---|

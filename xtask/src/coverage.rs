@@ -1,7 +1,7 @@
 //! `cargo xtask coverage`: which lines of `roce` tests and fuzzing corpora reach.
 //!
-//! `cargo-llvm-cov` does the work. `roce` is built as its users build it, so its own unit tests are neither run nor
-//! counted as lines; what counts is reached through the crate's interface.
+//! `cargo-llvm-cov` does the work. `roce` is built as its users build it, so its own unit tests are
+//! neither run nor counted as lines; what counts is reached through the crate's interface.
 
 use std::path::{Path, PathBuf};
 use std::process::Command as Process;

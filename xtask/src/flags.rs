@@ -1,5 +1,5 @@
-//! The command line of one command: flags in any order, some of which have a value. What a value means is the command's to
-//! know, but for times, which several have.
+//! The command line of one command: flags in any order, some of which have a value. What a value
+//! means is the command's to know, but for times, which several have.
 
 use std::time::Duration;
 
@@ -34,7 +34,8 @@ impl<'a> Flags<'a> {
         Ok(value)
     }
 
-    /// The value as a time from `least` to a week, in seconds or with a unit: `20s`, `500ms`, `10min`, `60m`, `1h`.
+    /// The value as a time from `least` to a week, in seconds or with a unit: `20s`, `500ms`,
+    /// `10min`, `60m`, `1h`.
     ///
     /// # Errors
     /// A usage error when it has none, or another one.

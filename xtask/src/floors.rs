@@ -1,11 +1,12 @@
 //! Which modules of a crate may use which of its other modules.
 //!
-//! The table [`FLOORS`] lists every module at the top of a crate's `src`, or of a large folder below it, lowest floor
-//! first. The code of a floor may name itself and what its line allows; everything else is refused, so a module can
-//! neither use one above it nor take part in a circle. Paths that begin with `crate`, `self` or `super` are resolved,
-//! also those in braces; what the root of a crate declares or exports again is above all floors. In a folder, items
-//! of its `mod.rs` may be used. Names are found in the tokens that [`scan`] leaves: comments and text do not count,
-//! and no macro is expanded.
+//! The table [`FLOORS`] lists every module at the top of a crate's `src`, or of a large folder
+//! below it, lowest floor first. The code of a floor may name itself and what its line allows;
+//! everything else is refused, so a module can neither use one above it nor take part in a circle.
+//! Paths that begin with `crate`, `self` or `super` are resolved, also those in braces; what the
+//! root of a crate declares or exports again is above all floors. In a folder, items of its
+//! `mod.rs` may be used. Names are found in the tokens that [`scan`] leaves: comments and text do
+//! not count, and no macro is expanded.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,8 +15,8 @@ use crate::scan;
 use crate::shell::Failure;
 use crate::workspace::{self, root};
 
-/// The floors of each folder: on each line a module, and the names beside it that it may use; `*` is every module
-/// of a line above.
+/// The floors of each folder: on each line a module, and the names beside it that it may use; `*`
+/// is every module of a line above.
 const FLOORS: &[(&str, &str)] = &[
     (
         "crates/roce/src",
@@ -473,7 +474,8 @@ impl Folder {
         found
     }
 
-    /// The first name below this folder of the path at `at`; none if the path ends or leads elsewhere.
+    /// The first name below this folder of the path at `at`; none if the path ends or leads
+    /// elsewhere.
     fn used_by<'c>(
         &self,
         module: &'c [String],
@@ -507,7 +509,8 @@ pub(crate) fn complaints() -> Result<Vec<String>, Failure> {
     Ok(folders.flat_map(|folder| folder.complaints(&files)).collect())
 }
 
-/// Every path that begins with `crate`, `self` or `super`, and where it begins; one for each name in braces.
+/// Every path that begins with `crate`, `self` or `super`, and where it begins; one for each name
+/// in braces.
 fn paths(code: &str) -> Vec<(usize, Vec<&str>)> {
     let mut found = Vec::new();
     for first in ["crate", "self", "super"] {
@@ -522,8 +525,8 @@ fn paths(code: &str) -> Vec<(usize, Vec<&str>)> {
     found
 }
 
-/// The modules and items that a file names by their place, from the crate's root; not those of its inline modules, which
-/// are tests.
+/// The modules and items that a file names by their place, from the crate's root; not those of its
+/// inline modules, which are tests.
 pub(crate) fn places_used(module: &[String], code: &str) -> Vec<Vec<String>> {
     let mut found = Vec::new();
     for (at, segments) in paths(code) {

@@ -1,8 +1,8 @@
 //! `cargo xtask fuzz`: the harnesses of package `fuzz`, guided by coverage.
 //!
-//! The harnesses are ordinary tests that can also run under libFuzzer, which comes as C++ source with the crate
-//! `bolero-libfuzzer`, so only a C++ compiler is needed beyond the stable toolchain. Without one, the same tests run
-//! with random inputs and without guidance.
+//! The harnesses are ordinary tests that can also run under libFuzzer, which comes as C++ source
+//! with the crate `bolero-libfuzzer`, so only a C++ compiler is needed beyond the stable toolchain.
+//! Without one, the same tests run with random inputs and without guidance.
 //!
 //! | part | what it does |
 //! |---|---|
@@ -10,7 +10,8 @@
 //! | [`campaign`] | one harness: workers, their logs, and what they found |
 //! | [`corpus`] | the committed corpora, packed and unpacked |
 //!
-//! Executions are those that libFuzzer counted and printed at the end of each worker, never an estimate from a rate.
+//! Executions are those that libFuzzer counted and printed at the end of each worker, never an
+//! estimate from a rate.
 
 pub(crate) mod build;
 mod campaign;

@@ -1,11 +1,12 @@
 //! Which member of the workspace may depend on which.
 //!
-//! Two rules of the architecture are checked, against the dependencies that cargo resolved rather than against the
-//! manifests. First, the direction of dependencies between members is the table [`LAYERS`]; a member that is not in
-//! the table is refused, so a new crate cannot slip past it. Second, a pure crate depends only on crates that are
-//! used without their default features and without `std`; the build of `xtask/no-os-proof` then proves the same
-//! independently. In addition, every dependency must come from the default registry. The same step checks the floors
-//! inside crates ([`floors`]), and that no files of a folder use each other in a circle ([`circles`]).
+//! Two rules of the architecture are checked, against the dependencies that cargo resolved rather
+//! than against the manifests. First, the direction of dependencies between members is the table
+//! [`LAYERS`]; a member that is not in the table is refused, so a new crate cannot slip past it.
+//! Second, a pure crate depends only on crates that are used without their default features and
+//! without `std`; the build of `xtask/no-os-proof` then proves the same independently. In addition,
+//! every dependency must come from the default registry. The same step checks the floors inside
+//! crates ([`floors`]), and that no files of a folder use each other in a circle ([`circles`]).
 
 use cargo_metadata::{Dependency, DependencyKind, Metadata, Package, Source};
 

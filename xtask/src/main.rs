@@ -1,11 +1,13 @@
 //! `cargo xtask`: every gate of a change as one command, with nothing to install.
 //!
-//! The table [`COMMANDS`] is the whole interface: a new command is one module with a `COMMAND` constant and one line in
-//! the table. Commands print what they do and how long it took, report what they skip and why, and end with 0 (good), 1
-//! (a check failed) or 2 (the command line or the machine was not as needed).
+//! The table [`COMMANDS`] is the whole interface: a new command is one module with a `COMMAND`
+//! constant and one line in the table. Commands print what they do and how long it took, report
+//! what they skip and why, and end with 0 (good), 1 (a check failed) or 2 (the command line or the
+//! machine was not as needed).
 //!
-//! This package stays light: the standard library, a JSON reader and the types of cargo's output. It builds in seconds
-//! on a bare machine. Tools beyond cargo are searched for at run time and named when they are missing.
+//! This package stays light: the standard library, a JSON reader and the types of cargo's output.
+//! It builds in seconds on a bare machine. Tools beyond cargo are searched for at run time and
+//! named when they are missing.
 
 mod bench;
 mod chaos;

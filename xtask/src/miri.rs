@@ -1,7 +1,7 @@
 //! `cargo xtask miri`: undefined behaviour in what an interpreter can run.
 //!
-//! Miri runs no system call of ours: no sockets, io_uring or shared mappings. What is left is the unsafe code that
-//! works on memory alone, and the protocol above it. [`PARTS`] lists both.
+//! Miri runs no system call of ours: no sockets, io_uring or shared mappings. What is left is the
+//! unsafe code that works on memory alone, and the protocol above it. [`PARTS`] lists both.
 
 use std::process::Command as Process;
 use std::time::Instant;
@@ -62,7 +62,8 @@ fn run(args: &[String]) -> Result<(), Failure> {
         for own in ["CARGO", "RUSTC", "RUSTDOC"] {
             miri.env_remove(own);
         }
-        // Registered memory is an address from outside, as programs give it. Properties keep no file of failures.
+        // Registered memory is an address from outside, as programs give it. Properties keep no
+        // file of failures.
         miri.env("MIRIFLAGS", "-Zmiri-permissive-provenance -Zmiri-disable-isolation");
         miri.env("PROPTEST_CASES", "8");
         shell::run(miri.arg("--target-dir").arg(&target).arg("--").args(*tests))?;

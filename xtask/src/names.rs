@@ -1,7 +1,8 @@
 //! Names of the sources that documents quote: each must still exist.
 //!
-//! A constant, a path with `::` and a function's name of four or more underscores are clearly ours. Shorter names
-//! may be words of another program, and the contents of code blocks are examples: neither is looked at.
+//! A constant, a path with `::` and a function's name of four or more underscores are clearly ours.
+//! Shorter names may be words of another program, and the contents of code blocks are examples:
+//! neither is looked at.
 
 use std::collections::HashSet;
 use std::path::Path;

@@ -1,9 +1,10 @@
 //! The mechanical proof that the pure crates need no operating system.
 //!
-//! Builds `xtask/no-os-proof`, which brings its own panic handler and allocator and so cannot be compiled together with
-//! `std`, from whichever crate that would come. The versions are those of the workspace: its lock file is copied beside
-//! the proof first. Where `nm` is installed, the undefined symbols of the archive are read as well: only the memory
-//! primitives and the integer helpers of the compiler may be among them.
+//! Builds `xtask/no-os-proof`, which brings its own panic handler and allocator and so cannot be
+//! compiled together with `std`, from whichever crate that would come. The versions are those of
+//! the workspace: its lock file is copied beside the proof first. Where `nm` is installed, the
+//! undefined symbols of the archive are read as well: only the memory primitives and the integer
+//! helpers of the compiler may be among them.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -66,11 +67,13 @@ fn symbols(archive: &Path, which: &str) -> Result<BTreeSet<String>, Failure> {
     Ok(names)
 }
 
-/// Mangled names are Rust's own and were checked by the compiler; the rest must be on the short list.
+/// Mangled names are Rust's own and were checked by the compiler; the rest must be on the short
+/// list.
 fn is_harmless(name: &str) -> bool {
     let rust = name.starts_with("_R") || name.starts_with("_ZN");
     let wide_integer = name.starts_with("__") && (name.ends_with("ti3") || name.ends_with("ti4"));
-    // Between such integers and floating point: libm has them, the compiler's own library provides them.
+    // Between such integers and floating point: libm has them, the compiler's own library provides
+    // them.
     let conversion = name.starts_with("__fix") && name.ends_with("ti")
         || name.starts_with("__floatti")
         || name.starts_with("__floatunti");

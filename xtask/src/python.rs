@@ -1,7 +1,8 @@
 //! `cargo xtask python`: builds the Python package as users do and runs its tests.
 //!
-//! Everything lives below the target folder: a virtual environment with maturin and numpy, and the wheel. The only
-//! network that is used is PyPI, the first time. [`wheel`] makes the package that others install.
+//! Everything lives below the target folder: a virtual environment with maturin and numpy, and the
+//! wheel. The only network that is used is PyPI, the first time. [`wheel`] makes the package that
+//! others install.
 
 mod wheel;
 
@@ -108,7 +109,8 @@ fn torch() -> Option<String> {
 /// What builds the package and what its tests need.
 const TOOLS: &[&str] = &["maturin>=1.9,<2", "numpy"];
 
-/// Lets the virtual environment of this interpreter see packages of that folder, behind its own, or no others.
+/// Lets the virtual environment of this interpreter see packages of that folder, behind its own, or
+/// no others.
 fn show_packages(python: &Path, packages: Option<&str>) -> Result<(), Failure> {
     let ask = "import sysconfig; print(sysconfig.get_path('purelib'))";
     let own = shell::output(process::Command::new(python).args(["-c", ask]))?;
@@ -121,7 +123,8 @@ fn show_packages(python: &Path, packages: Option<&str>) -> Result<(), Failure> {
     done.map_err(|error| Failure::usage(format!("cannot write {}: {error}", file.display())))
 }
 
-/// Runs the tests of the package with an interpreter that has it, and this binary; `more` are options of unittest.
+/// Runs the tests of the package with an interpreter that has it, and this binary; `more` are
+/// options of unittest.
 fn test(python: &Path, binary: &Path, more: &[String]) -> Result<(), Failure> {
     let mut tests = process::Command::new(python);
     tests.args(["-B", "-m", "unittest", "discover", "-s", "bindings/python/tests", "-v"]);
@@ -148,7 +151,8 @@ fn environment(venv: &Path, packages: &[&str]) -> Result<PathBuf, String> {
     Ok(python)
 }
 
-/// Builds the package as a wheel, the only one in the folder `wheels`, with these options of maturin.
+/// Builds the package as a wheel, the only one in the folder `wheels`, with these options of
+/// maturin.
 ///
 /// # Errors
 /// When it cannot be built.

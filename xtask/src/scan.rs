@@ -1,7 +1,8 @@
 //! Just enough of Rust's lexical rules to search sources for names.
 //!
-//! [`code_only`] blanks comments, strings and character literals and keeps every line break, so that text does not
-//! cause false matches. It works on characters, not on a syntax tree: nothing is expanded.
+//! [`code_only`] blanks comments, strings and character literals and keeps every line break, so
+//! that text does not cause false matches. It works on characters, not on a syntax tree: nothing is
+//! expanded.
 
 /// The source with comments, strings and character literals turned into spaces; line breaks stay.
 pub(crate) fn code_only(source: &str) -> String {
@@ -68,8 +69,8 @@ fn quoted_len(rest: &str, quote: char) -> usize {
     rest.len()
 }
 
-/// A quote opens a character literal when an escape follows or the second character is the closing quote; otherwise it
-/// is a lifetime.
+/// A quote opens a character literal when an escape follows or the second character is the closing
+/// quote; otherwise it is a lifetime.
 fn char_literal_len(rest: &str) -> usize {
     let mut chars = rest.chars().skip(1);
     let (first, second) = (chars.next(), chars.next());

@@ -1,14 +1,15 @@
 //! Runs other programs and reports their results.
 //!
-//! A program that cannot be started is a fault of the machine (exit code 2); one that ran and failed is a failed check
-//! (exit code 1). The command line is printed before it runs, so that a failing step can be pasted and repeated.
+//! A program that cannot be started is a fault of the machine (exit code 2); one that ran and
+//! failed is a failed check (exit code 1). The command line is printed before it runs, so that a
+//! failing step can be pasted and repeated.
 
 use std::fmt;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
-/// In what our programs say when a periodic look has found work that should have woken them: a figure would be that of a
-/// defect.
+/// In what our programs say when a periodic look has found work that should have woken them: a
+/// figure would be that of a defect.
 pub(crate) const RESCUED: &str = "a wake-up was lost";
 
 /// Why a command of xtask stops.

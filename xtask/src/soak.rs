@@ -1,9 +1,11 @@
-//! `cargo xtask soak`: real processes that begin, end, are killed and are stopped, while somebody looks at the clock.
+//! `cargo xtask soak`: real processes that begin, end, are killed and are stopped, while somebody
+//! looks at the clock.
 //!
-//! Storage targets and DPUs serve streams, verbs programs run beside them on the drop-in library, both through shared memory
-//! and as packets. Everything is drawn from a seed. This file has the command line and starts a second process of this
-//! program, the inner one, in a network namespace of its own where that is allowed. The inner one ends when its
-//! standard input does, so an interrupt or a crash of the outer one leaves no process and no file.
+//! Storage targets and DPUs serve streams, verbs programs run beside them on the drop-in library,
+//! both through shared memory and as packets. Everything is drawn from a seed. This file has the
+//! command line and starts a second process of this program, the inner one, in a network namespace
+//! of its own where that is allowed. The inner one ends when its standard input does, so an
+//! interrupt or a crash of the outer one leaves no process and no file.
 //!
 //! | part | what it does |
 //! |---|---|
@@ -165,12 +167,14 @@ fn start_inside(
     if let Some(why) = no_verbs {
         command.args(["--no-verbs", &why]);
     }
-    // A group of its own: an interrupt at the terminal reaches only the outer process, whose end is what the inner one sees.
+    // A group of its own: an interrupt at the terminal reaches only the outer process, whose end is
+    // what the inner one sees.
     command.stdin(Stdio::piped()).process_group(0).spawn().map_err(cannot)
 }
 
-/// Prepares a network and a mount namespace in which nobody else has addresses, shared memory or run-time files: a script for a
-/// shell. `None` where they cannot be made, which takes root, `unshare`, `mount` and `ip`.
+/// Prepares a network and a mount namespace in which nobody else has addresses, shared memory or
+/// run-time files: a script for a shell. `None` where they cannot be made, which takes root,
+/// `unshare`, `mount` and `ip`.
 fn own_namespaces(folder: &Path) -> Option<String> {
     let folder = folder.canonicalize().ok()?;
     let hidden = growth::PLACES.iter().filter(|place| !folder.starts_with(place));

@@ -1,9 +1,10 @@
 //! `cargo xtask test`: the whole suite, and an account of what did not run.
 //!
-//! The suite is every unit, integration and end-to-end test of the workspace, then the examples in the documentation.
-//! A test that cannot run on this machine (no io_uring, no tshark, no Python) passes early and appends one line, its
-//! name and the reason, to the file that `DQUANT_SKIP_LOG` names; the lines are printed here at the end, because a
-//! test runner hides what passing tests print.
+//! The suite is every unit, integration and end-to-end test of the workspace, then the examples in
+//! the documentation. A test that cannot run on this machine (no io_uring, no tshark, no Python)
+//! passes early and appends one line, its name and the reason, to the file that `DQUANT_SKIP_LOG`
+//! names; the lines are printed here at the end, because a test runner hides what passing tests
+//! print.
 
 use std::fs;
 use std::path::Path;

@@ -1,7 +1,8 @@
-//! House rules that the compiler does not check: module headers, no stray words or conflicts, names in documents.
+//! House rules that the compiler does not check: module headers, no stray words or conflicts, names
+//! in documents.
 //!
-//! A ratchet, not a style guide: each rule stops one kind of slow decay and names the file and line. What rustfmt or
-//! clippy can check is left to them.
+//! A ratchet, not a style guide: each rule stops one kind of slow decay and names the file and
+//! line. What rustfmt or clippy can check is left to them.
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +15,8 @@ use crate::workspace::{self, root};
 const TEXT: &[&str] =
     &["rs", "toml", "md", "py", "pyi", "proto", "sh", "yml", "yaml", "html", "js", "css"];
 
-/// Words that mean "not finished" or "only on my machine". Each is split here, or this file would match itself.
+/// Words that mean "not finished" or "only on my machine". Each is split here, or this file would
+/// match itself.
 const STRAY_WORDS: &[(&str, &str)] = &[
     (concat!("TO", "DO"), "finish it, or write an issue"),
     (concat!("FIX", "ME"), "fix it, or write an issue"),

@@ -1,8 +1,8 @@
 //! A drop-in `libibverbs.so.1`: unmodified verbs programs on a software RoCEv2 device.
 //!
-//! Every network interface with an address is a device; the transport is the crate `roce`, its packets
-//! are sent through ordinary UDP sockets. No kernel module, no root, no device node. The C ABI is that
-//! of rdma-core 44, symbol versions included (`libibverbs.map`).
+//! Every network interface with an address is a device; the transport is the crate `roce`, its
+//! packets are sent through ordinary UDP sockets. No kernel module, no root, no device node. The C
+//! ABI is that of rdma-core 44, symbol versions included (`libibverbs.map`).
 //!
 //! Each layer uses those above it in this table and none below (`cargo xtask check layers`):
 //!

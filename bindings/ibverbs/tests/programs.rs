@@ -1,8 +1,10 @@
-//! C programs, compiled by the system's compiler with the headers of rdma-core, run on this library.
+//! C programs, compiled by the system's compiler with the headers of rdma-core, run on this
+//! library.
 //!
-//! They are in `tests/c`, one process each: two queue pairs connected over loopback. They cover what no
-//! other program here does: windows, groups, shared receive queues, threads, children, bad input.
-//! One by hand: `cc -o windows tests/c/windows.c -libverbs -lpthread && dquant run -- ./windows`.
+//! They are in `tests/c`, one process each: two queue pairs connected over loopback. They cover
+//! what no other program here does: windows, groups, shared receive queues, threads, children, bad
+//! input. One by hand:
+//! `cc -o windows tests/c/windows.c -libverbs -lpthread && dquant run -- ./windows`.
 
 #[path = "../../../testing/skip.rs"]
 mod skip;
@@ -108,7 +110,8 @@ fn run(name: &str, devices: Option<&str>) {
     }
 }
 
-/// Programs are debugged with valgrind, which has no vDSO for them and reports uninitialised memory.
+/// Programs are debugged with valgrind, which has no vDSO for them and reports uninitialised
+/// memory.
 #[test]
 fn valgrind() {
     let test = "programs::valgrind";
@@ -251,7 +254,8 @@ fn dscps(file: &Path) -> BTreeMap<u8, usize> {
     found
 }
 
-/// Runs the program on traffic classes by packets, and returns the DSCPs of what it sent and received, and what it reported.
+/// Runs the program on traffic classes by packets, and returns the DSCPs of what it sent and
+/// received, and what it reported.
 fn marks(test: &str, imposed: Option<&str>) -> Option<(BTreeMap<u8, usize>, String)> {
     if let Some(reason) = obstacle() {
         skip::note(&format!("programs::{test}"), reason);
@@ -292,7 +296,8 @@ fn marks(test: &str, imposed: Option<&str>) -> Option<(BTreeMap<u8, usize>, Stri
 fn packets_have_the_traffic_class_of_their_queue_pair() {
     let test = "packets_have_the_traffic_class_of_their_queue_pair";
     if let Some((found, said)) = marks(test, None) {
-        // Each packet is in the file twice, sent and received. How many acknowledgements there are depends on the load.
+        // Each packet is in the file twice, sent and received. How many acknowledgements there are
+        // depends on the load.
         assert!(found[&26] > 200 && found[&41] >= 10, "{found:?}");
         assert_eq!(found.len(), 2, "{found:?}");
         assert_eq!(said, "");
@@ -313,7 +318,8 @@ fn a_program_does_not_leave_the_class_of_its_job() {
 #[test]
 fn tools_list_the_view() {
     let test = "programs::tools_list_the_view";
-    // `ls` uses statx and reads attributes; `find` uses descriptors; ibstatus changes the directory.
+    // `ls` uses statx and reads attributes; `find` uses descriptors; ibstatus changes the
+    // directory.
     let script = "set -e; class=/sys/class/infiniband
         ls -l $class | grep -q dq_lo; ls -ld $class/dq_lo/ports/1/gids >&2
         find $class -name node_type | grep -qx $class/dq_lo/node_type
@@ -330,7 +336,8 @@ fn tools_list_the_view() {
     assert_eq!(out, "dq_lo: 4: ACTIVE\n", "{err}");
 }
 
-/// A program that has the system's library, too, by a path of its own: its devices are none, and it does not crash.
+/// A program that has the system's library, too, by a path of its own: its devices are none, and it
+/// does not crash.
 #[test]
 fn the_systems_library_beside_this_one_lists_nothing() {
     let test = "programs::the_systems_library_beside_this_one_lists_nothing";

@@ -1,4 +1,5 @@
-//! The shared library exports the symbols of rdma-core, with the same versions, and none by accident.
+//! The shared library exports the symbols of rdma-core, with the same versions, and none by
+//! accident.
 
 #[path = "../../../testing/skip.rs"]
 mod skip;

@@ -1,7 +1,7 @@
 //! One batch: the buffer protocol over a slot of the ring, read-only and without a copy.
 //!
-//! A `Batch` owns a view of the ring, and a buffer owns its `Batch`. So the slot is held until the last memoryview
-//! and the last array made of one, however derived, is gone.
+//! A `Batch` owns a view of the ring, and a buffer owns its `Batch`. So the slot is held until the
+//! last memoryview and the last array made of one, however derived, is gone.
 
 use std::ffi::{CStr, c_int};
 use std::ptr;
@@ -41,8 +41,8 @@ const TOKENS: [Token; 9] = [
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Form {
     token: Token,
-    /// Rows of a sample, if there are several: inputs and labels, positions; then samples; then pieces of a sample, if a trainer
-    /// sees two; then tokens. What is not there has no dimension.
+    /// Rows of a sample, if there are several: inputs and labels, positions; then samples; then
+    /// pieces of a sample, if a trainer sees two; then tokens. What is not there has no dimension.
     shape: [isize; MAX_DIMENSIONS],
     /// In bytes.
     strides: [isize; MAX_DIMENSIONS],
@@ -56,7 +56,8 @@ pub(crate) struct Form {
     weights: Option<Weights>,
 }
 
-/// Where the loss weights of a batch are: an array of `f32` as long as a row, without its first dimension.
+/// Where the loss weights of a batch are: an array of `f32` as long as a row, without its first
+/// dimension.
 #[derive(Clone, Copy, Debug)]
 struct Weights {
     /// Where the first one that is seen lies in the batch.
@@ -77,7 +78,8 @@ enum Part {
 }
 
 impl Form {
-    /// Refuses tokens of a type that this version does not know, and samples that cannot be cut into equal slices.
+    /// Refuses tokens of a type that this version does not know, and samples that cannot be cut
+    /// into equal slices.
     pub(crate) fn new(opened: &Opened, slice: Slice) -> PyResult<Form> {
         let token = TOKENS.into_iter().find(|token| token.0 == opened.dtype).ok_or_else(|| {
             let message =
@@ -132,7 +134,8 @@ impl Form {
         Ok(form)
     }
 
-    /// The loss weights that begin at this byte of a batch, cut as its samples are, in pieces of so many tokens.
+    /// The loss weights that begin at this byte of a batch, cut as its samples are, in pieces of so
+    /// many tokens.
     fn weights(&self, at: usize, slice: Slice, piece: isize) -> Weights {
         let (width, of_weight) = (self.token.3 as isize, size_of::<f32>() as isize);
         let offset = at + (slice.part as isize * piece * of_weight) as usize;
@@ -184,8 +187,8 @@ impl Form {
         self.token.1
     }
 
-    /// Lengths: `[samples, tokens]`, or `[rows, samples, tokens]` of pairs and with positions; with 2 before the tokens
-    /// where a trainer sees two pieces of each sample.
+    /// Lengths: `[samples, tokens]`, or `[rows, samples, tokens]` of pairs and with positions; with
+    /// 2 before the tokens where a trainer sees two pieces of each sample.
     pub(crate) fn shape(&self) -> &[isize] {
         &self.shape[..self.dimensions]
     }
@@ -199,8 +202,9 @@ impl Form {
 /// One batch, in the memory that the DPU wrote it to: an array of tokens, read-only.
 ///
 /// It has the buffer protocol: `memoryview(batch)` and `numpy.asarray(batch)` are views of shape
-/// `[samples, tokens]`, or `[2, samples, tokens]` if the plan has `pairs`, without a copy; `positions` adds two rows. The memory goes back to the DPU when
-/// the batch and the last view of it are gone, views of views included.
+/// `[samples, tokens]`, or `[2, samples, tokens]` if the plan has `pairs`, without a copy;
+/// `positions` adds two rows. The memory goes back to the DPU when the batch and the last view of
+/// it are gone, views of views included.
 #[pyclass(frozen, module = "dquant")]
 pub(crate) struct Batch {
     view: client::Batch,
@@ -311,7 +315,8 @@ impl Batch {
     }
 }
 
-/// A copy of an array, one element after the other. It is held by its address, as its consumer writes there.
+/// A copy of an array, one element after the other. It is held by its address, as its consumer
+/// writes there.
 struct Copied {
     /// In words, so that elements of every type are aligned.
     words: *mut u64,
@@ -335,7 +340,8 @@ impl Drop for Copied {
 }
 
 impl Copied {
-    /// Copies an array that begins with these bytes. Also returns the strides of the copy, in bytes.
+    /// Copies an array that begins with these bytes. Also returns the strides of the copy, in
+    /// bytes.
     fn of(bytes: &[u8], array: &Array<'_>, held: &Arc<Held>) -> (Copied, [isize; MAX_DIMENSIONS]) {
         let mut strides = [0; MAX_DIMENSIONS];
         let mut len = array.width;
@@ -358,7 +364,8 @@ fn bytes_of(words: &mut [u64]) -> &mut [u8] {
     unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), size_of_val(words)) }
 }
 
-/// Copies elements of `width` bytes from byte `at` on, dimension by dimension; the last lies in one piece.
+/// Copies elements of `width` bytes from byte `at` on, dimension by dimension; the last lies in one
+/// piece.
 fn copy_elements(
     (bytes, at): (&[u8], isize),
     width: usize,
@@ -410,13 +417,15 @@ impl Batch {
         self.view.number()
     }
 
-    /// Number of the first batch of the job's next step: where a stream resumes that has delivered this one.
+    /// Number of the first batch of the job's next step: where a stream resumes that has delivered
+    /// this one.
     #[getter]
     fn next_batch(&self) -> u64 {
         self.view.next_batch()
     }
 
-    /// Samples, and tokens of a sample; of pairs 2, samples, and tokens; with positions 2 more rows.
+    /// Samples, and tokens of a sample; of pairs 2, samples, and tokens; with positions 2 more
+    /// rows.
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         PyTuple::new(py, self.form.shape())
@@ -440,9 +449,9 @@ impl Batch {
         self.form.seen_bytes()
     }
 
-    /// A numpy array of this batch: a read-only view, or with `copy=True` memory of its own, which may be written and kept.
-    /// numpy is imported here for the first time. For `bfloat16`, which numpy does not have, the package `ml_dtypes` is
-    /// needed.
+    /// A numpy array of this batch: a read-only view, or with `copy=True` memory of its own, which
+    /// may be written and kept. numpy is imported here for the first time. For `bfloat16`, which
+    /// numpy does not have, the package `ml_dtypes` is needed.
     #[pyo3(signature = (*, copy=false))]
     fn numpy<'py>(slf: &Bound<'py, Self>, copy: bool) -> PyResult<Bound<'py, PyAny>> {
         static ASARRAY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
@@ -453,10 +462,12 @@ impl Batch {
         if copy { view.call_method0("copy") } else { Ok(view) }
     }
 
-    /// A tensor of PyTorch, or a tuple of them, one for each row of a sample: inputs and labels of pairs, positions and
-    /// documents; then the loss weights, if the plan has them; torch is imported here for the first time. Without `copy` labels and weights are copies, because
-    /// training loops mask some, and everything else is a view of the ring: writing to it ends the process, as the memory is mapped read-only.
-    /// `copy=True` copies all, `copy=False` nothing. Before version 2.3 torch has no `uint16`: end the plan in `widen(i64)`.
+    /// A tensor of PyTorch, or a tuple of them, one for each row of a sample: inputs and labels of
+    /// pairs, positions and documents; then the loss weights, if the plan has them; torch is
+    /// imported here for the first time. Without `copy` labels and weights are copies, because
+    /// training loops mask some, and everything else is a view of the ring: writing to it ends the
+    /// process, as the memory is mapped read-only. `copy=True` copies all, `copy=False` nothing.
+    /// Before version 2.3 torch has no `uint16`: end the plan in `widen(i64)`.
     #[pyo3(signature = (*, copy=None))]
     fn torch<'py>(slf: &Bound<'py, Self>, copy: Option<bool>) -> PyResult<Bound<'py, PyAny>> {
         static FROM_DLPACK: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
@@ -500,22 +511,23 @@ impl Batch {
         slf.get().row(slf, 1)
     }
 
-    /// With `positions`, how many tokens of the same document lie before each input token in its sample: a numpy
-    /// array `[samples, tokens]` without a copy.
+    /// With `positions`, how many tokens of the same document lie before each input token in its
+    /// sample: a numpy array `[samples, tokens]` without a copy.
     #[getter]
     fn positions<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         slf.get().row_of_positions(slf, 0)
     }
 
-    /// With `positions`, the number of each input token's document in its sample, from 1; 0 is padding. Tokens attend
-    /// to tokens of the same number.
+    /// With `positions`, the number of each input token's document in its sample, from 1; 0 is
+    /// padding. Tokens attend to tokens of the same number.
     #[getter]
     fn documents<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         slf.get().row_of_positions(slf, 1)
     }
 
-    /// With `loss_weights`, the weight of each token in the loss, or of each label of pairs: a numpy array
-    /// `[samples, tokens]` of `float32`, without a copy. Labels that are ignored and padding weigh 0.
+    /// With `loss_weights`, the weight of each token in the loss, or of each label of pairs: a
+    /// numpy array `[samples, tokens]` of `float32`, without a copy. Labels that are ignored and
+    /// padding weigh 0.
     #[getter]
     fn loss_weights<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         static ASARRAY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
@@ -572,8 +584,9 @@ impl Batch {
         let batch = slf.get();
         let whole = batch.form.is_whole();
         let array = batch.array(Part::Rows);
-        // SAFETY: `buffer` is valid (above); the pointers stay valid while the buffer lives, because `obj` keeps the batch, a
-        // frozen object that does not move and owns shape, strides and the view of the ring.
+        // SAFETY: `buffer` is valid (above); the pointers stay valid while the buffer lives,
+        // because `obj` keeps the batch, a frozen object that does not move and owns shape, strides
+        // and the view of the ring.
         unsafe { fill(&array, batch.form.token.2, whole, buffer, flags)? };
         batch.held.buffers.fetch_add(1, Ordering::Relaxed);
         // SAFETY: as above; the reference that the buffer owns.
@@ -587,10 +600,12 @@ impl Batch {
     }
 }
 
-/// Fills a buffer with a read-only array, all but its owner. `is_whole` says whether its elements lie one after the other.
+/// Fills a buffer with a read-only array, all but its owner. `is_whole` says whether its elements
+/// lie one after the other.
 ///
 /// # Safety
-/// `buffer` is valid for writes. Its owner keeps the memory, the lengths and the strides of the array in their places.
+/// `buffer` is valid for writes. Its owner keeps the memory, the lengths and the strides of the
+/// array in their places.
 unsafe fn fill(
     array: &Array<'_>,
     format: &'static CStr,
@@ -619,7 +634,8 @@ unsafe fn fill(
     };
     let format = if asked(ffi::PyBUF_FORMAT) { format.as_ptr() } else { ptr::null() };
     let elements = array.shape.iter().product::<isize>();
-    // SAFETY: the caller's. The format is static. Python writes through none of the pointers, because the buffer is read-only.
+    // SAFETY: the caller's. The format is static. Python writes through none of the pointers,
+    // because the buffer is read-only.
     unsafe {
         (*buffer).buf = array.data.cast();
         (*buffer).len = elements * array.width as isize;
@@ -649,8 +665,9 @@ impl WeightsOf {
     ) -> PyResult<()> {
         let batch = slf.get().0.get();
         let (whole, array) = (batch.form.is_whole(), batch.array(Part::Weights));
-        // SAFETY: `buffer` is valid (above); the pointers stay valid while the buffer lives, because `obj` keeps this object and
-        // thus the batch, a frozen object that does not move and owns shape, strides and the view of the ring.
+        // SAFETY: `buffer` is valid (above); the pointers stay valid while the buffer lives,
+        // because `obj` keeps this object and thus the batch, a frozen object that does not move
+        // and owns shape, strides and the view of the ring.
         unsafe { fill(&array, c"f", whole, buffer, flags)? };
         batch.held.buffers.fetch_add(1, Ordering::Relaxed);
         // SAFETY: as above; the reference that the buffer owns.

@@ -1,7 +1,8 @@
 //! A batch as a DLPack tensor: how frameworks take each other's arrays without a copy.
 //!
-//! Layouts are those of `dlpack.h`. A tensor owns what keeps its memory until its consumer has called the deleter, from
-//! any thread. Consumers of version 1 are told that the memory is read-only; older ones cannot be told.
+//! Layouts are those of `dlpack.h`. A tensor owns what keeps its memory until its consumer has
+//! called the deleter, from any thread. Consumers of version 1 are told that the memory is
+//! read-only; older ones cannot be told.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr;
@@ -96,7 +97,8 @@ pub(crate) enum Kind {
     Brain = 4,
 }
 
-/// One of the two structures with what it points to. The structure comes first, at the address of the whole.
+/// One of the two structures with what it points to. The structure comes first, at the address of
+/// the whole.
 #[repr(C)]
 struct Owner<T> {
     managed: T,
@@ -106,8 +108,8 @@ struct Owner<T> {
     _keeper: Box<dyn Send>,
 }
 
-/// The capsule of a tensor over an array that stays in place while `keeper` lives. `max_version` is the newest
-/// one that the consumer knows; it is told that the memory is read-only.
+/// The capsule of a tensor over an array that stays in place while `keeper` lives. `max_version` is
+/// the newest one that the consumer knows; it is told that the memory is read-only.
 pub(crate) fn capsule<'py>(
     py: Python<'py>,
     array: &Array<'_>,
@@ -166,14 +168,16 @@ fn own<T>(
 }
 
 /// # Safety
-/// `owner` comes from [`own`], and `destructor` deletes a structure of its kind that is still in the capsule.
+/// `owner` comes from [`own`], and `destructor` deletes a structure of its kind that is still in
+/// the capsule.
 unsafe fn into_capsule<'py, T>(
     py: Python<'py>,
     owner: *mut Owner<T>,
     name: &'static CStr,
     destructor: unsafe extern "C" fn(*mut ffi::PyObject),
 ) -> PyResult<Bound<'py, PyAny>> {
-    // SAFETY: the name is static; `managed` is the first field, so a consumer finds it at this address.
+    // SAFETY: the name is static; `managed` is the first field, so a consumer finds it at this
+    // address.
     let made = unsafe { ffi::PyCapsule_New(owner.cast(), name.as_ptr(), Some(destructor)) };
     if made.is_null() {
         // SAFETY: no capsule took it.

@@ -1,7 +1,7 @@
 //! Errors of `client` as the exceptions of `dquant._errors`.
 //!
-//! Message and hint are those of the command line. An exception class is found by its name when it is raised,
-//! which is rare.
+//! Message and hint are those of the command line. An exception class is found by its name when it
+//! is raised, which is rare.
 
 use client::{Error, Reason};
 use pyo3::conversion::FromPyObjectOwned;
@@ -39,7 +39,8 @@ impl Class {
     /// An exception of this class.
     pub(crate) fn error(self, message: impl Into<String>, hint: Option<&str>) -> PyErr {
         let message = message.into();
-        // Making the exception fails only where Python itself is out of order; that error is raised instead.
+        // Making the exception fails only where Python itself is out of order; that error is raised
+        // instead.
         Python::attach(|py| {
             let class = py.import("dquant._errors").and_then(|module| module.getattr(self.name()));
             class

@@ -1,9 +1,9 @@
 //! What a process says that ends because it wrote to a batch.
 //!
-//! Batches are mapped read-only, and tensors of older consumers cannot be told. A write to one is a fault that ends the
-//! process; here it first prints one line that names the batch and what to do. A private mapping in its place would be no
-//! remedy: a page that was written would show the trainer the same tokens for ever. Everything else is left to the
-//! handler that was there before.
+//! Batches are mapped read-only, and tensors of older consumers cannot be told. A write to one is a
+//! fault that ends the process; here it first prints one line that names the batch and what to do.
+//! A private mapping in its place would be no remedy: a page that was written would show the
+//! trainer the same tokens for ever. Everything else is left to the handler that was there before.
 
 use std::fmt::{self, Write as _};
 use std::mem::MaybeUninit;
@@ -79,13 +79,15 @@ pub(crate) fn watch() {
         let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
         action.sa_sigaction = on_fault as *const () as usize;
         action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-        // SAFETY: both structures are valid. `BEFORE` is written here alone, once, and the handler that reads it does not
-        // run before this call has filled it, except for a fault of this very call.
+        // SAFETY: both structures are valid. `BEFORE` is written here alone, once, and the handler
+        // that reads it does not run before this call has filled it, except for a fault of this
+        // very call.
         unsafe { libc::sigaction(libc::SIGSEGV, &raw const action, (&raw mut BEFORE).cast()) };
     });
 }
 
-/// Prints a line if the fault is a write to a batch, and lets the fault happen again under the handler that was there.
+/// Prints a line if the fault is a write to a batch, and lets the fault happen again under the
+/// handler that was there.
 extern "C" fn on_fault(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
     // SAFETY: the system passes a valid structure, whose address is set for this signal.
     let (code, address) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
@@ -102,12 +104,14 @@ extern "C" fn on_fault(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc:
         // SAFETY: the bytes are valid; `write` may be called in a handler.
         unsafe { libc::write(libc::STDERR_FILENO, line.bytes.as_ptr().cast(), line.len) };
     }
-    // SAFETY: `watch` has filled it. The instruction runs again after this, and faults under the earlier handler, which
-    // is the default one, or Python's `faulthandler`. That ends the watching: a process that goes on has a handler of its own.
+    // SAFETY: `watch` has filled it. The instruction runs again after this, and faults under the
+    // earlier handler, which is the default one, or Python's `faulthandler`. That ends the
+    // watching: a process that goes on has a handler of its own.
     unsafe { libc::sigaction(libc::SIGSEGV, (&raw const BEFORE).cast(), ptr::null_mut()) };
     if code <= 0 {
-        // Nothing faults again: somebody sent the signal, and has to send it to the earlier handler.
-        // SAFETY: `raise` may be called in a handler; the signal is blocked until this one returns.
+        // Nothing faults again: somebody sent the signal, and has to send it to the earlier
+        // handler. SAFETY: `raise` may be called in a handler; the signal is blocked until this one
+        // returns.
         unsafe { libc::raise(libc::SIGSEGV) };
     }
 }

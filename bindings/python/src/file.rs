@@ -1,5 +1,5 @@
-//! The class `File` and `open`: a stream behind the interface of a file, whole batches copied into the caller's
-//! memory.
+//! The class `File` and `open`: a stream behind the interface of a file, whole batches copied into
+//! the caller's memory.
 
 use client::Opened;
 use pyo3::buffer::PyUntypedBuffer;
@@ -43,10 +43,11 @@ pub(crate) struct File {
 
 #[pymethods]
 impl File {
-    /// Copies as many whole batches as fit into `buffer`, and returns the bytes written; 0 at the end.
+    /// Copies as many whole batches as fit into `buffer`, and returns the bytes written; 0 at the
+    /// end.
     ///
-    /// A failure after the first batch is raised by the next call. Raises `InvalidError` when `buffer` holds no
-    /// whole batch, else as `Stream`.
+    /// A failure after the first batch is raised by the next call. Raises `InvalidError` when
+    /// `buffer` holds no whole batch, else as `Stream`.
     fn readinto(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>) -> PyResult<usize> {
         let buffer = PyUntypedBuffer::get(buffer)?;
         if buffer.readonly() || !buffer.is_c_contiguous() {
@@ -54,15 +55,16 @@ impl File {
         }
         let at = buffer.buf_ptr().cast::<u8>();
         self.read_batches(py, self.batches_in(buffer.len_bytes())?, |offset, bytes| {
-            // SAFETY: the buffer is writable, contiguous and at least `offset + bytes.len()` bytes long, because at
-            // most the batches that fit are read; it stays in place while `buffer` lives. A batch is in memory that
-            // this process maps read-only, so the two do not overlap.
+            // SAFETY: the buffer is writable, contiguous and at least `offset + bytes.len()` bytes
+            // long, because at most the batches that fit are read; it stays in place while `buffer`
+            // lives. A batch is in memory that this process maps read-only, so the two do not
+            // overlap.
             unsafe { at.add(offset).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         })
     }
 
-    /// Returns as many whole batches as fit into `size` bytes, one after the other; all that are left if `size` is
-    /// negative. Empty at the end.
+    /// Returns as many whole batches as fit into `size` bytes, one after the other; all that are
+    /// left if `size` is negative. Empty at the end.
     #[pyo3(signature = (size=-1))]
     fn read<'py>(&self, py: Python<'py>, size: isize) -> PyResult<Bound<'py, PyBytes>> {
         let batches = match usize::try_from(size) {
@@ -162,7 +164,8 @@ impl File {
                     filled += batch.bytes().len();
                 }
                 Ok(None) => break,
-                // The error of a stream lasts: it is raised when no batch comes before it. A signal does not.
+                // The error of a stream lasts: it is raised when no batch comes before it. A signal
+                // does not.
                 Err(error) if filled == 0 || !is_own(py, &error) => return Err(error),
                 Err(_) => break,
             }

@@ -1,6 +1,7 @@
 //! The Python package `dquant`: streams of batches as buffers, without a copy.
 //!
-//! This crate turns the library of trainers (`client`) into Python objects and adds nothing to the data path.
+//! This crate turns the library of trainers (`client`) into Python objects and adds nothing to the
+//! data path.
 //!
 //! | module | what it holds |
 //! |---|---|
@@ -14,9 +15,10 @@
 //! | [`errors`] | errors of `client` as exceptions |
 //! | [`records`] | what a stream reports about itself as Python objects |
 //!
-//! Exceptions and records are written in Python (`python/dquant/`); types and signatures for checkers are in
-//! `python/dquant/_native.pyi`. Unsafe code is allowed for the buffer protocol, DLPack and a signal only: in [`batch`], in
-//! [`dlpack`], in [`fault`], and in [`mod@file`] where a batch is copied into a caller's buffer.
+//! Exceptions and records are written in Python (`python/dquant/`); types and signatures for
+//! checkers are in `python/dquant/_native.pyi`. Unsafe code is allowed for the buffer protocol,
+//! DLPack and a signal only: in [`batch`], in [`dlpack`], in [`fault`], and in [`mod@file`] where a
+//! batch is copied into a caller's buffer.
 
 use pyo3::prelude::*;
 

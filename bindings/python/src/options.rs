@@ -103,8 +103,8 @@ impl Request {
         Ok(Request { url, files, plan, offload, options, slice, passes })
     }
 
-    /// What to open first: a stream of its own where only the datasets tell how long the real one is. One that ranks share
-    /// would end for all with the first of them that has looked.
+    /// What to open first: a stream of its own where only the datasets tell how long the real one
+    /// is. One that ranks share would end for all with the first of them that has looked.
     pub(crate) fn to_look(&self) -> Request {
         let mut request = self.clone();
         if self.passes.epochs.is_some() || self.passes.epoch > 0 {
@@ -115,8 +115,8 @@ impl Request {
         request
     }
 
-    /// The same with the length of a pass in batches, and from the beginning of the pass that is asked for on, now that the
-    /// datasets are known. `None` where it is this.
+    /// The same with the length of a pass in batches, and from the beginning of the pass that is
+    /// asked for on, now that the datasets are known. `None` where it is this.
     pub(crate) fn resolved(&self, opened: &Opened) -> PyResult<Option<Request>> {
         let Passes { epochs, epoch, .. } = self.passes;
         let mut request = self.clone();
@@ -164,7 +164,8 @@ impl Request {
         Some(self.options.first_batch + count)
     }
 
-    /// Goes on at a sample, in batches of `batch_samples`; `false` if less than a batch for each rank is left.
+    /// Goes on at a sample, in batches of `batch_samples`; `false` if less than a batch for each
+    /// rank is left.
     pub(crate) fn move_to(&mut self, sample: u64, batch_samples: u32) -> bool {
         let size = u64::from(batch_samples.max(1));
         // The end is a sample, too: whole batches for every rank fit before it.
@@ -497,7 +498,8 @@ impl Actions {
             let hint = "give seq_len=2048, or a plan: \"window(2048) | shuffle(7)\"";
             return Err(invalid("no plan and no seq_len is given", hint));
         };
-        // A sample of pairs has a token more than its inputs, which windows share and whole documents do not.
+        // A sample of pairs has a token more than its inputs, which windows share and whole
+        // documents do not.
         let window = match (self.pairs, &self.documents[0]) {
             (false, _) => format!("window({seq_len})"),
             (true, None) => format!("window({}, overlap=1)", u64::from(seq_len) + 1),
@@ -668,8 +670,8 @@ fn fraction<'py>(name: &str, text: &str, py: Python<'py>) -> PyResult<Bound<'py,
     })
 }
 
-/// A weight as a plan has it, exactly: a whole number, a fraction (`fractions.Fraction`), either as text, or what Python
-/// prints for a float.
+/// A weight as a plan has it, exactly: a whole number, a fraction (`fractions.Fraction`), either as
+/// text, or what Python prints for a float.
 fn weight_of(name: &str, value: &Bound<'_, PyAny>) -> PyResult<String> {
     if let Ok(text) = value.extract::<String>() {
         return weight_of(name, &fraction(name, &text, value.py())?);

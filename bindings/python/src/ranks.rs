@@ -1,7 +1,8 @@
-//! The place of a trainer in its job: from keyword arguments, from `torch.distributed`, or from what `torchrun` tells its
-//! processes.
+//! The place of a trainer in its job: from keyword arguments, from `torch.distributed`, or from
+//! what `torchrun` tells its processes.
 //!
-//! The arithmetic is `client`'s; here are names, defaults and the slices of a sample that context-parallel trainers see.
+//! The arithmetic is `client`'s; here are names, defaults and the slices of a sample that
+//! context-parallel trainers see.
 
 use client::{Layout, Machine, Rank};
 use pyo3::prelude::*;
@@ -15,8 +16,8 @@ pub(crate) struct Slice {
     pub(crate) parts: u32,
     /// Which part this is.
     pub(crate) part: u32,
-    /// Whether a part is two pieces, one from either half of the sample: with causal attention all parts then
-    /// cost the same.
+    /// Whether a part is two pieces, one from either half of the sample: with causal attention all
+    /// parts then cost the same.
     pub(crate) zigzag: bool,
 }
 
@@ -136,8 +137,8 @@ impl Given {
     }
 }
 
-/// Rank and number of the processes of an initialised `torch.distributed`, which also knows jobs that were started without
-/// variables. Torch is not imported for it.
+/// Rank and number of the processes of an initialised `torch.distributed`, which also knows jobs
+/// that were started without variables. Torch is not imported for it.
 fn of_torch(py: Python<'_>) -> PyResult<Option<(u32, u32)>> {
     let modules = py.import("sys")?.getattr("modules")?;
     let Ok(distributed) = modules.get_item("torch.distributed") else {

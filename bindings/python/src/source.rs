@@ -1,8 +1,9 @@
 //! An open stream as all classes share it: waiting without the GIL, signals, forks, closing.
 //!
-//! Python calls from any thread. One thread at a time uses the stream; a wait is cut into pieces of [`PIECE`], after
-//! each of which signals are handled and other threads get their turn. A stream belongs to the process that opened
-//! it: a forked child gets an error from every call, and drops nothing that only the parent's threads could finish.
+//! Python calls from any thread. One thread at a time uses the stream; a wait is cut into pieces of
+//! [`PIECE`], after each of which signals are handled and other threads get their turn. A stream
+//! belongs to the process that opened it: a forked child gets an error from every call, and drops
+//! nothing that only the parent's threads could finish.
 
 use std::ffi::{CStr, CString};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -47,7 +48,8 @@ impl Drop for Handle {
     fn drop(&mut self) {
         let mut stream = self.stream.take();
         if client::process_id() != self.owner {
-            // The threads of a stream without offload do not exist in a forked child: joining them would hang.
+            // The threads of a stream without offload do not exist in a forked child: joining them
+            // would hang.
             std::mem::forget(stream);
             return;
         }
@@ -104,8 +106,8 @@ fn warn(py: Python<'_>, text: &CStr) -> PyResult<()> {
     PyErr::warn(py, &py.get_type::<PyUserWarning>(), text, 1)
 }
 
-/// Warns of token types that nobody gave, because the bytes of a flat file look like them, and of files too short for a
-/// sample.
+/// Warns of token types that nobody gave, because the bytes of a flat file look like them, and of
+/// files too short for a sample.
 fn warn_of_guesses(py: Python<'_>, opened: &Opened) -> PyResult<()> {
     for dataset in &opened.datasets {
         let Some(why) = dataset.dtype_origin.strip_prefix("guess: ") else {
@@ -236,8 +238,8 @@ impl Source {
         found(status)
     }
 
-    /// Closes the stream, and returns whether it was open. Views stay readable. In a forked child nothing
-    /// happens: the stream is the parent's.
+    /// Closes the stream, and returns whether it was open. Views stay readable. In a forked child
+    /// nothing happens: the stream is the parent's.
     pub(crate) fn close(&self, py: Python<'_>) -> bool {
         if self.check_owner().is_err() {
             return false;
@@ -260,8 +262,8 @@ impl Source {
     }
 }
 
-/// Waits once; `None` if the stream is closed. Makes no exception, because a thread that holds the lock must not
-/// wait for the GIL: its holder may wait for the lock.
+/// Waits once; `None` if the stream is closed. Makes no exception, because a thread that holds the
+/// lock must not wait for the GIL: its holder may wait for the lock.
 fn step(handle: Option<&mut Handle>, limit: Duration) -> Option<Result<Next, client::Error>> {
     Some(handle?.stream.as_mut()?.next_view_within(limit))
 }

@@ -1,7 +1,8 @@
 //! Memory of copies that nobody has any more, for the next ones of its stream.
 //!
-//! A loop drops a batch's copy before it takes the next one, and memory that the system hands out anew for each batch is several
-//! times as slow as the copy itself: a loader of 2 MiB batches gets a quarter of the stream.
+//! A loop drops a batch's copy before it takes the next one, and memory that the system hands out
+//! anew for each batch is several times as slow as the copy itself: a loader of 2 MiB batches gets
+//! a quarter of the stream.
 
 use std::sync::Mutex;
 
@@ -11,7 +12,8 @@ const SPARES: usize = 4;
 /// Most bytes of one of them.
 const SPARE_BYTES: usize = 16 << 20;
 
-/// The memory. A process that was forked while another thread had the lock finds it locked for ever, so nobody waits for it.
+/// The memory. A process that was forked while another thread had the lock finds it locked for
+/// ever, so nobody waits for it.
 #[derive(Debug, Default)]
 pub(crate) struct Spares(Mutex<Kept>);
 

@@ -36,36 +36,43 @@ pub(crate) fn refuse_views(buffers: usize) -> PyResult<()> {
 ///
 /// `dquant.Stream(source, plan=None, offload=True, **options)`
 ///
-/// `source` is `dq://HOST[:PORT]/NAME`, or a path of this machine, or a pattern such as `corpora/*.bin`, or a
-/// dictionary of such names (of one target, or all local) and their weights. Local files are read by threads
-/// of this process: no daemon is needed, and `offload` does not matter.
+/// `source` is `dq://HOST[:PORT]/NAME`, or a path of this machine, or a pattern such as
+/// `corpora/*.bin`, or a dictionary of such names (of one target, or all local) and their weights.
+/// Local files are read by threads of this process: no daemon is needed, and `offload` does not
+/// matter.
 ///
-/// In place of a plan: `seq_len` (tokens of a sample), `batch_size` (32), `shuffle` (True, with `seed`), `pack`
-/// (`"best"`: whole documents in place of windows), `filter` and `keep` (lists of hashes of documents to drop, or to keep
-/// alone), `dedup` (True, or `"across"` datasets), `narrow` (`"u16"`) with `overflow` (`"error"`, `"escape"`, or the id that
-/// tokens become which do not fit), `remap` (a table), `wasm` (a module that maps tokens and the SHA-256 of its
-/// file, as a tuple), `bitpack` (bits), `compress` (`"lz4"`, `"zstd"`) with
-/// `compress_level` and `compress_when` (`"faster"`, `"always"`), `quantize` (`"int8"`, `"e4m3"`, `"e5m2"`) with `deliver`
-/// (`"f32"`, `"f16"`, `"bf16"`, `"quantized"`), `widen` (`"i64"`), `pairs` (inputs and labels of `seq_len` tokens each), `loss_weights` (True, with `missing_weight` of
-/// datasets that have none).
+/// In place of a plan: `seq_len` (tokens of a sample), `batch_size` (32), `shuffle` (True, with
+/// `seed`), `pack` (`"best"`: whole documents in place of windows), `filter` and `keep` (lists of
+/// hashes of documents to drop, or to keep alone), `dedup` (True, or `"across"` datasets), `narrow`
+/// (`"u16"`) with `overflow` (`"error"`, `"escape"`, or the id that tokens become which do not
+/// fit), `remap` (a table), `wasm` (a module that maps tokens and the SHA-256 of its file, as a
+/// tuple), `bitpack` (bits), `compress` (`"lz4"`, `"zstd"`) with `compress_level` and
+/// `compress_when` (`"faster"`, `"always"`), `quantize` (`"int8"`, `"e4m3"`, `"e5m2"`) with
+/// `deliver` (`"f32"`, `"f16"`, `"bf16"`, `"quantized"`), `widen` (`"i64"`), `pairs` (inputs and
+/// labels of `seq_len` tokens each), `loss_weights` (True, with `missing_weight` of datasets that
+/// have none).
 ///
-/// Ranks: of `world_size` trainers this is number `rank`, both by default from `torch.distributed` where it is initialised,
-/// else from the variables `RANK` and `WORLD_SIZE` of `torchrun`. `tp`, `cp` and `pp` are the sizes of tensor-, context- and pipeline-parallel groups (1 each), in
-/// Megatron's order of ranks; what is left is data-parallel. A step of the job consumes one batch for each
-/// data-parallel rank. With `cp`, each trainer sees a slice of every sample: two pieces (`cp_split="zigzag"`) or one
-/// (`"contiguous"`). Trainers of this machine with the same `group` share a stream of the DPU (default: from
-/// `torchrun`'s variables); `local_rank` and `local_world_size` say which they are.
+/// Ranks: of `world_size` trainers this is number `rank`, both by default from `torch.distributed`
+/// where it is initialised, else from the variables `RANK` and `WORLD_SIZE` of `torchrun`. `tp`,
+/// `cp` and `pp` are the sizes of tensor-, context- and pipeline-parallel groups (1 each), in
+/// Megatron's order of ranks; what is left is data-parallel. A step of the job consumes one batch
+/// for each data-parallel rank. With `cp`, each trainer sees a slice of every sample: two pieces
+/// (`cp_split="zigzag"`) or one (`"contiguous"`). Trainers of this machine with the same `group`
+/// share a stream of the DPU (default: from `torchrun`'s variables); `local_rank` and
+/// `local_world_size` say which they are.
 ///
-/// Options: `seed` (for the word `seed` in the plan), `first_batch`, `batches` for each rank (without it the
-/// stream has no end), `token` (default `DQUANT_TOKEN`), `dpu` (socket of the DPU daemon, default `DQUANT_DPU`), `dpu_user`
-/// (its user, if that is neither this one nor root, default `DQUANT_DPU_USER`), `dtype` of flat files (default: from their manifests, else a guess with a warning; `"bytes"`: records that are no tokens, of
-/// `seq_len` bytes), `vocab` (files with larger ids are
-/// refused), `leave_out` (batches not to deliver, as `[(1000, 1200)]` for 1000 to 1199: the others keep their
-/// numbers, `batches` counts them all), `slots` of the ring (16), `slot_size` in bytes (1 MiB, or a batch where that is larger); without offload also `roce`
+/// Options: `seed` (for the word `seed` in the plan), `first_batch`, `batches` for each rank
+/// (without it the stream has no end), `token` (default `DQUANT_TOKEN`), `dpu` (socket of the DPU
+/// daemon, default `DQUANT_DPU`), `dpu_user` (its user, if that is neither this one nor root,
+/// default `DQUANT_DPU_USER`), `dtype` of flat files (default: from their manifests, else a guess
+/// with a warning; `"bytes"`: records that are no tokens, of `seq_len` bytes), `vocab` (files with
+/// larger ids are refused), `leave_out` (batches not to deliver, as `[(1000, 1200)]` for 1000 to
+/// 1199: the others keep their numbers, `batches` counts them all), `slots` of the ring (16),
+/// `slot_size` in bytes (1 MiB, or a batch where that is larger); without offload also `roce`
 /// (`"IP[:PORT]"`), `memory` in bytes (128 MiB), `reconnect` in seconds (30).
 ///
-/// Raises `InvalidError` when plan, URL, dataset or token is refused, `UnreachableError` when the DPU or the
-/// target does not reply.
+/// Raises `InvalidError` when plan, URL, dataset or token is refused, `UnreachableError` when the
+/// DPU or the target does not reply.
 #[pyclass(frozen, module = "dquant")]
 pub(crate) struct Stream {
     source: Source,
@@ -128,7 +135,8 @@ impl Stream {
         Ok(slf)
     }
 
-    /// Batches of the stream for this trainer, from its beginning to its end, those left out included.
+    /// Batches of the stream for this trainer, from its beginning to its end, those left out
+    /// included.
     ///
     /// Raises `TypeError` for a stream without end.
     fn __len__(&self) -> PyResult<usize> {
@@ -146,8 +154,9 @@ impl Stream {
 
     /// The next batch. Waits without the GIL.
     ///
-    /// Raises `StreamError` when the stream failed or its DPU died, `SlotsHeldError` when the batches in use
-    /// leave no slot, `KeyboardInterrupt` on Ctrl-C; the next call goes on with the same batch.
+    /// Raises `StreamError` when the stream failed or its DPU died, `SlotsHeldError` when the
+    /// batches in use leave no slot, `KeyboardInterrupt` on Ctrl-C; the next call goes on with the
+    /// same batch.
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<Batch>> {
         if self.finished.load(Ordering::Relaxed) {
             return Ok(None);
@@ -180,8 +189,8 @@ impl Stream {
         self.source.next_batch()
     }
 
-    /// Epochs that lie behind the next batch: how often as many samples were drawn, by all ranks, as all datasets have that
-    /// are drawn from. None with an order of Megatron-core.
+    /// Epochs that lie behind the next batch: how often as many samples were drawn, by all ranks,
+    /// as all datasets have that are drawn from. None with an order of Megatron-core.
     #[getter]
     fn epoch(&self) -> Option<u64> {
         Some(self.next_sample() / self.opened.epoch_samples()?.max(1))
@@ -194,8 +203,9 @@ impl Stream {
         Some(self.opened.epoch_samples()? / step / u64::from(self.request.options.rank.ranks))
     }
 
-    /// What all ranks have drawn before the next batch, from the first of the plan on: a tuple of `dquant.Drawn`, one for
-    /// each dataset. Batches that were left out count. None with an order of Megatron-core.
+    /// What all ranks have drawn before the next batch, from the first of the plan on: a tuple of
+    /// `dquant.Drawn`, one for each dataset. Batches that were left out count. None with an order
+    /// of Megatron-core.
     #[getter]
     fn drawn<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         let drawn = self.opened.drawn(self.next_sample());
@@ -213,8 +223,8 @@ impl Stream {
         records::status(py, &self.source.status(py)?)
     }
 
-    /// Closes the stream. Raises `BufferError` if views of its batches are in use; it is closed all the same,
-    /// and they stay readable.
+    /// Closes the stream. Raises `BufferError` if views of its batches are in use; it is closed all
+    /// the same, and they stay readable.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let was_open = self.source.close(py);
         let buffers = self.source.held.buffers.load(Ordering::Relaxed);
@@ -259,12 +269,14 @@ impl Stream {
         Ok(state)
     }
 
-    /// Goes on at a saved position, also with batches of another size or on another number of ranks. What the stream
-    /// of that position left out stays left out, beside this one's `leave_out`. Datasets with equal manifests are the same
-    /// wherever they are, and so is one file under several names; `rename={old: new}` says it of copies without a manifest.
+    /// Goes on at a saved position, also with batches of another size or on another number of
+    /// ranks. What the stream of that position left out stays left out, beside this one's
+    /// `leave_out`. Datasets with equal manifests are the same wherever they are, and so is one
+    /// file under several names; `rename={old: new}` says it of copies without a manifest.
     ///
-    /// Raises `StateError` when the position belongs to another plan, seed or dataset, and says what differs;
-    /// the stream is then as before. Otherwise raises what opening a stream raises; it is then closed.
+    /// Raises `StateError` when the position belongs to another plan, seed or dataset, and says
+    /// what differs; the stream is then as before. Otherwise raises what opening a stream raises;
+    /// it is then closed.
     #[pyo3(signature = (state, *, rename=None))]
     fn load_state_dict(
         &self,
@@ -337,7 +349,8 @@ impl Stream {
         self.left_out.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// What is left out from sample `next` on, in batches that begin `shift` samples after a multiple of their size.
+    /// What is left out from sample `next` on, in batches that begin `shift` samples after a
+    /// multiple of their size.
     fn in_batches(&self, left_out: &LeaveOut, next: u64, shift: u32) -> PyResult<Vec<Range<u64>>> {
         let (size, shift) = (u64::from(self.opened.batch_samples), u64::from(shift));
         let ahead = left_out.ranges().iter().filter(|range| range.end > next);
@@ -374,7 +387,8 @@ impl Stream {
     ) -> PyResult<u64> {
         let ours = self.state_dict(py)?;
         let mut differences = Vec::new();
-        // Another size of batches is no other order of samples, and neither are other names of the same datasets.
+        // Another size of batches is no other order of samples, and neither are other names of the
+        // same datasets.
         let theirs = state.get_item("plan")?.and_then(|plan| plan.extract::<String>().ok());
         if !theirs.is_some_and(|plan| self.opened.orders_as(&plan)) {
             differences.extend(difference("plan", state, &ours)?);
@@ -424,7 +438,8 @@ fn theirs_size(state: &Bound<'_, PyDict>) -> PyResult<Option<u64>> {
     Ok(size.and_then(|size| size.strip_suffix(')')?.parse().ok()).filter(|size| *size > 0))
 }
 
-/// The position is that of `next_sample`; a `next_batch` that says another one was changed by hand, and would be ignored.
+/// The position is that of `next_sample`; a `next_batch` that says another one was changed by hand,
+/// and would be ignored.
 fn check_batch(state: &Bound<'_, PyDict>, size: Option<u64>, next_sample: u64) -> PyResult<()> {
     let (Some(next_batch), Some(size)) = (state.get_item("next_batch")?, size) else {
         return Ok(());

@@ -1,12 +1,12 @@
-//! Sends from a buffer that is freed and allocated again at the same address, over and over, through the registration
-//! cache, and checks that what arrives is never what the old buffer held.
+//! Sends from a buffer that is freed and allocated again at the same address, over and over,
+//! through the registration cache, and checks that what arrives is never what the old buffer held.
 //!
 //! ```console
 //! $ cargo run -p adapter --example registration -- /usr/lib/x86_64-linux-gnu/libibverbs.so.1 rxe0
 //! ```
 //!
-//! The last line says what the same WRITE does with a key that was kept without a cache: a device that pins pages then
-//! sends from pages that the program does not have any more.
+//! The last line says what the same WRITE does with a key that was kept without a cache: a device
+//! that pins pages then sends from pages that the program does not have any more.
 
 use std::path::Path as FilePath;
 use std::sync::Arc;
@@ -163,7 +163,8 @@ fn main() -> Result<(), Failed> {
     Ok(())
 }
 
-/// What a program gets that keeps a key and does not notice what becomes of its memory: whether the old bytes arrive.
+/// What a program gets that keeps a key and does not notice what becomes of its memory: whether the
+/// old bytes arrive.
 fn keep_a_key(rig: &mut Rig, addr: u64) -> Result<bool, Failed> {
     let (old, new) = (201, 202);
     unmap(addr);

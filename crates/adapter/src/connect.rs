@@ -1,8 +1,9 @@
 //! Connecting queue pairs of RC and UC: describe one end, exchange the descriptions, connect.
 //!
-//! How descriptions travel is left to the users: over gRPC, over a TCP connection, through a rendezvous of ranks. A
-//! description comes from another process, so everything in it is checked or harmless: a path MTU is the least of both
-//! sides', loss recovery is what both have, and addresses are compared by those who know where the peer must be.
+//! How descriptions travel is left to the users: over gRPC, over a TCP connection, through a
+//! rendezvous of ranks. A description comes from another process, so everything in it is checked or
+//! harmless: a path MTU is the least of both sides', loss recovery is what both have, and addresses
+//! are compared by those who know where the peer must be.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -66,8 +67,8 @@ impl QpAddress {
 pub struct Terms {
     /// The congestion control.
     pub congestion: Choice,
-    /// Whether the peer is known to be this project's endpoint. Otherwise it is one if it repeats selectively, which no
-    /// other does.
+    /// Whether the peer is known to be this project's endpoint. Otherwise it is one if it repeats
+    /// selectively, which no other does.
     pub is_ours: bool,
     /// Local ACK timeout code: 4.096 us * 2^timeout.
     pub timeout: u8,
@@ -81,7 +82,8 @@ pub struct Terms {
     pub dscp: u8,
 }
 
-/// A new queue pair in INIT, where receives can be posted before the peer is known, and its description.
+/// A new queue pair in INIT, where receives can be posted before the peer is known, and its
+/// description.
 ///
 /// # Errors
 /// Those of [`Device::create_qp`] and [`Device::modify_qp`]; nothing is left then.
@@ -102,8 +104,8 @@ pub fn create<A: Adapter>(
     Ok(QpAddress { address, qpn, psn, reliability, mtu: adapter.largest_mtu().min(mtu) })
 }
 
-/// Connects our end of a queue pair with this path MTU. Its WRITEs and READs go to a local peer through shared memory, if
-/// the other end is one.
+/// Connects our end of a queue pair with this path MTU. Its WRITEs and READs go to a local peer
+/// through shared memory, if the other end is one.
 ///
 /// # Errors
 /// Those of [`Device::modify_qp`].
@@ -147,7 +149,8 @@ pub fn path_mtu(ours: u32, theirs: u32) -> Option<Mtu> {
     Mtu::ALL.into_iter().rev().find(|mtu| mtu.bytes() <= limit)
 }
 
-/// Whether the address can be used by an endpoint: the ICRC covers it, so it must be a specific one.
+/// Whether the address can be used by an endpoint: the ICRC covers it, so it must be a specific
+/// one.
 pub fn is_specific(address: IpAddr) -> bool {
     !address.is_unspecified() && !address.is_multicast()
 }

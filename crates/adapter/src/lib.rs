@@ -8,8 +8,9 @@
 //! | [`connect`] | queue pairs: described, exchanged, connected |
 //! | [`shared`] | the face for a program whose threads share a device behind a lock: `libibverbs` |
 //!
-//! Everything that opens a device stands on it: engines, benchmarks, `libibverbs`. Wires, sockets, shared memory and
-//! loaded libraries are in `nic`, protocol decisions in `roce`; sessions, streams and verbs objects are above.
+//! Everything that opens a device stands on it: engines, benchmarks, `libibverbs`. Wires, sockets,
+//! shared memory and loaded libraries are in `nic`, protocol decisions in `roce`; sessions, streams
+//! and verbs objects are above.
 
 pub mod connect;
 pub mod owned;

@@ -1,12 +1,15 @@
-//! The software device: an endpoint, and the path through shared memory to processes of this machine.
+//! The software device: an endpoint, and the path through shared memory to processes of this
+//! machine.
 //!
-//! Local peers find in this process's control segment which queue pairs serve them, and which memory they may use. The
-//! verbs of [`SoftwareDevice`] keep it true: registering publishes a region, a transition publishes or withdraws its queue
-//! pair. So its users need not pair calls. Who withdraws something waits for the accesses that may have begun before
+//! Local peers find in this process's control segment which queue pairs serve them, and which
+//! memory they may use. The verbs of [`SoftwareDevice`] keep it true: registering publishes a
+//! region, a transition publishes or withdraws its queue pair. So its users need not pair calls.
+//! Who withdraws something waits for the accesses that may have begun before
 //! ([`SoftwareDevice::unfinished`]) until the memory is used for something else.
 //!
-//! Requests that wait for the packets before them, or for their driver, are carried out in turns, a bounded number of bytes
-//! at a time and each queue pair in its turn ([`SoftwareDevice::carry_out_held`]).
+//! Requests that wait for the packets before them, or for their driver, are carried out in turns, a
+//! bounded number of bytes at a time and each queue pair in its turn
+//! ([`SoftwareDevice::carry_out_held`]).
 //!
 //! Wires, threads, locks and memory management do not belong here.
 
@@ -68,8 +71,9 @@ pub struct SoftwareDevice {
 }
 
 impl SoftwareDevice {
-    /// A device at these addresses. Sends to local peers wait for [`carry_out_held`](SoftwareDevice::carry_out_held) as
-    /// `waiting` says: all where one thread drives the device for many clients.
+    /// A device at these addresses. Sends to local peers wait for
+    /// [`carry_out_held`](SoftwareDevice::carry_out_held) as `waiting` says: all where one thread
+    /// drives the device for many clients.
     pub fn new(
         endpoint: Endpoint,
         addresses: Vec<IpAddr>,
@@ -170,7 +174,8 @@ impl SoftwareDevice {
         }
     }
 
-    /// Takes messages of local peers, a bounded number, and their acknowledgements of ours. Returns how many of both.
+    /// Takes messages of local peers, a bounded number, and their acknowledgements of ours. Returns
+    /// how many of both.
     #[inline]
     pub fn exchange_messages<M: Memory>(
         &mut self,
@@ -182,7 +187,8 @@ impl SoftwareDevice {
         local.exchange_messages(&mut self.endpoint, memory, wire, now)
     }
 
-    /// Takes acknowledgements of messages, and messages where `looks` says so. Returns how many of each.
+    /// Takes acknowledgements of messages, and messages where `looks` says so. Returns how many of
+    /// each.
     #[inline]
     pub fn exchange_some<M: Memory>(
         &mut self,
@@ -219,8 +225,8 @@ impl SoftwareDevice {
         self.behind.is_some()
     }
 
-    /// Carries out requests that wait: bytes of one long request in all, because other clients of the thread or of the
-    /// lock wait meanwhile.
+    /// Carries out requests that wait: bytes of one long request in all, because other clients of
+    /// the thread or of the lock wait meanwhile.
     pub fn carry_out_held(&mut self, now: Time) -> CarriedOut {
         let first = self.behind.take().map_or(0, |last| last + 1);
         let SoftwareDevice { endpoint, local: Ok(local), holding, behind, waiting, .. } = self
@@ -280,7 +286,8 @@ impl SoftwareDevice {
         Ok(posted)
     }
 
-    /// Binds a window of type 1 behind the sends before it, which may wait, and returns its new key.
+    /// Binds a window of type 1 behind the sends before it, which may wait, and returns its new
+    /// key.
     ///
     /// # Errors
     /// Those of [`Endpoint::bind_window`].
@@ -361,7 +368,8 @@ impl SoftwareDevice {
         }
     }
 
-    /// Publishes what a queue pair serves now, which changes with its state and, in RTR, with its first packet.
+    /// Publishes what a queue pair serves now, which changes with its state and, in RTR, with its
+    /// first packet.
     fn publish_qp(&self, qpn: Qpn) {
         let Ok(local) = &self.local else { return };
         let address = |index: u8| self.addresses.get(usize::from(index)).copied();
@@ -410,7 +418,8 @@ impl SoftwareDevice {
     }
 }
 
-/// Whether sends of a queue pair go on waiting for turns. Those to a peer that has ended are packets from now on.
+/// Whether sends of a queue pair go on waiting for turns. Those to a peer that has ended are
+/// packets from now on.
 fn may_wait(endpoint: &mut Endpoint, local: &LocalPeers, now: Time, qpn: Qpn) -> bool {
     if !endpoint.has_held(qpn) || local.reaches(qpn, DirectKind::Write) {
         return true;

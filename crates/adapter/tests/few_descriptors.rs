@@ -1,5 +1,5 @@
-//! A process that may open fewer descriptors than it has callers. The limit is that of a whole process, so this test has
-//! one to itself.
+//! A process that may open fewer descriptors than it has callers. The limit is that of a whole
+//! process, so this test has one to itself.
 
 use std::net::SocketAddr;
 

@@ -1,5 +1,5 @@
-//! Two devices of one machine, of which only one takes turns, as if the process of the other were stopped: whatever needs
-//! no packets goes on, and the rest waits for it.
+//! Two devices of one machine, of which only one takes turns, as if the process of the other were
+//! stopped: whatever needs no packets goes on, and the rest waits for it.
 
 use std::net::SocketAddr;
 
@@ -156,7 +156,8 @@ fn messages_wait_for_a_neighbour_that_takes_no_turn() {
     assert!(all.contains(&(1, WcStatus::Success)) && all.contains(&(9, WcStatus::Success)));
 }
 
-/// The port of a device that closes is free only when nothing else of it is left: another device may bind it at once.
+/// The port of a device that closes is free only when nothing else of it is left: another device
+/// may bind it at once.
 #[test]
 fn a_device_that_takes_over_a_port_gets_its_board() {
     let first = Side::open("127.0.0.71:0", 1);

@@ -1,5 +1,6 @@
-//! The RoCEv1 wire between two network namespaces: every byte in both directions, loss, captures, hostile frames, peers
-//! that do not answer, interfaces that go down or disappear, and processes without privileges.
+//! The RoCEv1 wire between two network namespaces: every byte in both directions, loss, captures,
+//! hostile frames, peers that do not answer, interfaces that go down or disappear, and processes
+//! without privileges.
 //!
 //! Needs root and `ip`; without them every test reports that and passes.
 
@@ -530,7 +531,8 @@ fn a_process_may_drop_its_privileges_afterwards() {
     let (a, b) = (open(&lab, 0, false), open(&lab, 1, false));
     const NOBODY: libc::c_long = 65_534;
     let unprivileged = move || {
-        // SAFETY: the system call takes three numbers, and changes only the credentials of this thread.
+        // SAFETY: the system call takes three numbers, and changes only the credentials of this
+        // thread.
         let rc = unsafe { libc::syscall(libc::SYS_setresuid, NOBODY, NOBODY, NOBODY) };
         assert_eq!(rc, 0);
         let refused = RoceV1Wire::open(address(0, false));

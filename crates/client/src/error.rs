@@ -68,8 +68,8 @@ pub enum Error {
     /// The DPU's socket cannot be connected to.
     #[error("cannot connect to a DPU daemon: {0}")]
     Connect(#[source] AttachError),
-    /// The process that listens on the DPU's socket is neither root, nor this user, nor the one that was named as the DPU's.
-    /// Nothing was sent to it.
+    /// The process that listens on the DPU's socket is neither root, nor this user, nor the one
+    /// that was named as the DPU's. Nothing was sent to it.
     #[error("the DPU at {} belongs to user {owner}", socket.display())]
     ForeignDaemon {
         /// The socket file.
@@ -85,8 +85,8 @@ pub enum Error {
         /// What is wrong with it.
         why: String,
     },
-    /// A stream without offload or over local files, in a program that was built without the feature
-    /// `in-process`.
+    /// A stream without offload or over local files, in a program that was built without the
+    /// feature `in-process`.
     #[error("without a DPU: this program was built without the feature `in-process`")]
     NotBuiltIn,
     /// The DPU or the target refused the request, or failed to serve it.
@@ -294,7 +294,8 @@ impl From<Failure> for Error {
             3 => Reason::Unreachable,
             _ => Reason::Invalid,
         };
-        // Exceptions and errors end on terminals. Mistakes in plans are shown below the plan's line.
+        // Exceptions and errors end on terminals. Mistakes in plans are shown below the plan's
+        // line.
         let (message, hint) = (lines(&message).into_owned(), one_line(&hint).into_owned());
         Error::Refused { reason, message, hint: Some(hint).filter(|hint| !hint.is_empty()) }
     }

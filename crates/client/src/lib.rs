@@ -13,13 +13,13 @@
 //! # Ok::<(), client::Error>(())
 //! ```
 //!
-//! With `offload` the DPU daemon of this machine does the work and this process only waits, reads and
-//! returns slots. Without it the same engine runs in a thread of this process; that needs the feature
-//! `in-process`, which links the whole data path and control plane. The batches are identical to the byte
-//! (C4).
+//! With `offload` the DPU daemon of this machine does the work and this process only waits, reads
+//! and returns slots. Without it the same engine runs in a thread of this process; that needs the
+//! feature `in-process`, which links the whole data path and control plane. The batches are
+//! identical to the byte (C4).
 //!
-//! A stream's position is a batch number, so a stream is resumed with [`Options::first_batch`], and [`read`]
-//! with another action continues with that action at the next batch.
+//! A stream's position is a batch number, so a stream is resumed with [`Options::first_batch`], and
+//! [`read`] with another action continues with that action at the next batch.
 
 mod error;
 mod file;

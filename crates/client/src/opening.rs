@@ -1,4 +1,5 @@
-//! How a stream is opened: its options, and who does the work, the DPU daemon or an engine in this process.
+//! How a stream is opened: its options, and who does the work, the DPU daemon or an engine in this
+//! process.
 
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -30,7 +31,8 @@ use crate::url::parse_plan;
 pub struct Options {
     /// Socket of the DPU daemon (`DQUANT_DPU`).
     pub dpu: PathBuf,
-    /// A user, by name or number, whose daemon gets the token, besides this user and root (`DQUANT_DPU_USER`).
+    /// A user, by name or number, whose daemon gets the token, besides this user and root
+    /// (`DQUANT_DPU_USER`).
     pub dpu_user: Option<String>,
     /// The target's token (`DQUANT_TOKEN`).
     pub token: String,
@@ -44,11 +46,11 @@ pub struct Options {
     pub first_batch: u64,
     /// Batches to deliver to each rank, those left out included; without it the stream has no end.
     pub batches: Option<u64>,
-    /// Samples by which all batches begin later than at a multiple of their size, below that size: not 0
-    /// where a stream goes on from one with batches of another size.
+    /// Samples by which all batches begin later than at a multiple of their size, below that size:
+    /// not 0 where a stream goes on from one with batches of another size.
     pub shift: u32,
-    /// Batches that are not delivered, as after a loss spike: whole steps of the job. Batches keep the numbers of
-    /// the plan: the one after `999` is `1200` where `1000..1200` is left out.
+    /// Batches that are not delivered, as after a loss spike: whole steps of the job. Batches keep
+    /// the numbers of the plan: the one after `999` is `1200` where `1000..1200` is left out.
     pub leave_out: Vec<Range<u64>>,
     /// Which of the batches are for this trainer.
     pub rank: Rank,
@@ -102,13 +104,15 @@ impl Options {
 
 /// Opens `url` with an action, as a plan in its own language.
 ///
-/// `dq://HOST[:PORT]/NAME` is a dataset at a target. Anything without a scheme is a path on this machine: of a
-/// file, with or without its ending; of several, as a pattern such as `corpora/*.bin`; or of the folder with
-/// the datasets that the plan's blend names. Local files are read by an engine in this process whatever
-/// `offload` is: there is no DPU, no target and no socket.
+/// `dq://HOST[:PORT]/NAME` is a dataset at a target. Anything without a scheme is a path on this
+/// machine: of a file, with or without its ending; of several, as a pattern such as
+/// `corpora/*.bin`; or of the folder with the datasets that the plan's blend names. Local files are
+/// read by an engine in this process whatever `offload` is: there is no DPU, no target and no
+/// socket.
 ///
 /// # Errors
-/// When the plan, the URL or a dataset is refused, and when the DPU or the target cannot be reached.
+/// When the plan, the URL or a dataset is refused, and when the DPU or the target cannot be
+/// reached.
 pub fn open(url: &str, action: &str, offload: bool, options: &Options) -> Result<Stream, Error> {
     let Rank { rank, ranks, .. } = options.rank;
     if rank >= ranks {
@@ -157,8 +161,8 @@ fn to_daemon(options: &Options) -> Result<Connection, Error> {
         AttachError::Path { errno: Errno::ACCESS, .. } => Error::Denied { socket: socket() },
         error => Error::Connect(error),
     })?;
-    // The request carries the target's token: it goes only to a daemon of this user, of root or of the user that was named,
-    // never to another program listening at that path.
+    // The request carries the target's token: it goes only to a daemon of this user, of root or of
+    // the user that was named, never to another program listening at that path.
     let owner = connection.peer()?.uid;
     let own = rustix::process::geteuid().as_raw();
     let is_trusted = owner == 0 || owner == own || Some(owner) == trusted;
@@ -198,8 +202,8 @@ fn to_own_engine(
     Ok(LocalDpu::start(&config)?)
 }
 
-/// Opens files of this machine, each a path or a pattern, as one pattern that matches all of them: blended in proportion
-/// to their samples, in the order of their names.
+/// Opens files of this machine, each a path or a pattern, as one pattern that matches all of them:
+/// blended in proportion to their samples, in the order of their names.
 ///
 /// # Errors
 /// As [`open`], and when the plan has a blend, which would name them.
@@ -259,7 +263,8 @@ fn open_found(files: Vec<PathBuf>, plan: &Plan, options: &Options) -> Result<Str
     )
 }
 
-/// The files that a path or a pattern stands for, by name. A file whose name looks like a pattern is a file.
+/// The files that a path or a pattern stands for, by name. A file whose name looks like a pattern
+/// is a file.
 #[cfg(feature = "in-process")]
 fn matching(path: &str) -> Result<Vec<PathBuf>, Error> {
     if Path::new(path).exists() || !path.contains(['*', '?', '[']) {

@@ -13,8 +13,8 @@ impl Opened {
         Dtype::from_name(&self.dtype).map_or(0, |dtype| dtype.bytes() as usize)
     }
 
-    /// Rows of a sample: its tokens, or inputs and labels; then positions and numbers of documents, if the plan asks
-    /// for them.
+    /// Rows of a sample: its tokens, or inputs and labels; then positions and numbers of documents,
+    /// if the plan asks for them.
     pub fn rows(&self) -> usize {
         1 + usize::from(self.pairs) + 2 * usize::from(self.positions)
     }
@@ -32,7 +32,8 @@ impl Opened {
         }
     }
 
-    /// Where the loss weights of a batch begin, if it has some: a `f32` for each token of a row of all samples.
+    /// Where the loss weights of a batch begin, if it has some: a `f32` for each token of a row of
+    /// all samples.
     pub fn loss_weights_at(&self) -> Option<usize> {
         let rows = self.rows() * self.row_tokens() * self.token_bytes();
         self.loss_weights.then_some(rows.next_multiple_of(size_of::<f32>()))
@@ -43,15 +44,16 @@ impl Opened {
         Plan::parse(&self.plan, None).ok()
     }
 
-    /// Whether another plan, as it was printed back, makes the same samples in the same order of the same files, in batches
-    /// of whatever size and whatever the files are called there.
+    /// Whether another plan, as it was printed back, makes the same samples in the same order of
+    /// the same files, in batches of whatever size and whatever the files are called there.
     pub fn orders_as(&self, plan: &str) -> bool {
         let theirs = Plan::parse(plan, None).ok();
         self.parsed().zip(theirs).is_some_and(|(ours, theirs)| ours.orders_as(&theirs))
     }
 
-    /// Samples after which as many were drawn as all datasets have that are drawn from: an epoch. Of a blend with weights
-    /// some were then drawn more than once, and others not all. `None` where another loader's order lists its samples.
+    /// Samples after which as many were drawn as all datasets have that are drawn from: an epoch.
+    /// Of a blend with weights some were then drawn more than once, and others not all. `None`
+    /// where another loader's order lists its samples.
     pub fn epoch_samples(&self) -> Option<u64> {
         let plan = self.parsed()?;
         let drawn = self.datasets.iter().enumerate().filter(|(dataset, _)| plan.draws(*dataset));
@@ -65,8 +67,8 @@ impl Opened {
         self.datasets.iter().filter(move |info| is_own && info.samples == 0)
     }
 
-    /// What the first `samples` samples of the job are drawn from, in the order of the datasets. `None` where another
-    /// loader's order lists its samples.
+    /// What the first `samples` samples of the job are drawn from, in the order of the datasets.
+    /// `None` where another loader's order lists its samples.
     pub fn drawn(&self, samples: u64) -> Option<Vec<Drawn>> {
         let drawn = self.parsed()?.drawn(samples)?;
         let window = u64::from(self.window_tokens) + u64::from(self.pairs);
@@ -80,8 +82,8 @@ impl Opened {
 pub struct Drawn {
     /// Samples.
     pub samples: u64,
-    /// Their tokens of the file, with those that windows share; of packed documents without padding. Within an epoch of
-    /// packed documents this is the share of the epoch.
+    /// Their tokens of the file, with those that windows share; of packed documents without
+    /// padding. Within an epoch of packed documents this is the share of the epoch.
     pub tokens: u64,
     /// Tokens of padding.
     pub padding: u64,

@@ -1,4 +1,5 @@
-//! The place of a trainer among those of its job: which batches are for it, and who reads them with it.
+//! The place of a trainer among those of its job: which batches are for it, and who reads them with
+//! it.
 
 use thiserror::Error;
 
@@ -6,20 +7,22 @@ use crate::proto::Ranks;
 
 /// The place of a trainer in its job.
 ///
-/// Batch `b` of a stream that begins at batch `f` is for data-parallel rank `(b - f) mod ranks`. So a step of the
-/// job consumes `ranks` consecutive batches, whichever trainer gets them, and the position of a job is one number.
+/// Batch `b` of a stream that begins at batch `f` is for data-parallel rank `(b - f) mod ranks`. So
+/// a step of the job consumes `ranks` consecutive batches, whichever trainer gets them, and the
+/// position of a job is one number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rank {
     /// Data-parallel ranks of the job, at least one.
     pub ranks: u32,
     /// That of this trainer, from 0.
     pub rank: u32,
-    /// The trainers of this machine that read one stream of the DPU together; `None`: each has its own. Without
-    /// offload, and over local files, each has its own in any case.
+    /// The trainers of this machine that read one stream of the DPU together; `None`: each has its
+    /// own. Without offload, and over local files, each has its own in any case.
     pub group: Option<Group>,
 }
 
-/// The trainers of a machine that share a stream. All of them open it with the same name, options and counts.
+/// The trainers of a machine that share a stream. All of them open it with the same name, options
+/// and counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
     /// What they have in common: the name of a run.
@@ -28,8 +31,8 @@ pub struct Group {
     pub first: u32,
     /// How many such ranks there are.
     pub count: u32,
-    /// Trainers of this machine in each of them (tensor-, pipeline- and context-parallel ones): all of a rank
-    /// read the same batches, from the same memory.
+    /// Trainers of this machine in each of them (tensor-, pipeline- and context-parallel ones): all
+    /// of a rank read the same batches, from the same memory.
     pub readers: u32,
     /// Which of them this is, from 0.
     pub reader: u32,
@@ -69,8 +72,9 @@ impl Rank {
     }
 }
 
-/// How the trainers of a job divide the work. Ranks are numbered as Megatron-core's default order `tp-cp-dp-pp` has
-/// it: those of one tensor-parallel group are neighbours, pipeline stages lie furthest apart.
+/// How the trainers of a job divide the work. Ranks are numbered as Megatron-core's default order
+/// `tp-cp-dp-pp` has it: those of one tensor-parallel group are neighbours, pipeline stages lie
+/// furthest apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// Trainers of the job.
@@ -111,7 +115,8 @@ impl Layout {
         rank / (self.tensor_parallel * self.context_parallel) % ranks
     }
 
-    /// The place of trainer `rank`; with `machine` and a name it shares a stream with the trainers beside it.
+    /// The place of trainer `rank`; with `machine` and a name it shares a stream with the trainers
+    /// beside it.
     ///
     /// # Errors
     /// When there is no such trainer, or the numbers do not divide.
@@ -134,8 +139,8 @@ impl Layout {
         Ok(Rank { ranks, rank: data_rank, group })
     }
 
-    /// Who reads a stream together: all trainers of the machine, if their data-parallel ranks are consecutive and
-    /// have equally many trainers each; else those of each rank.
+    /// Who reads a stream together: all trainers of the machine, if their data-parallel ranks are
+    /// consecutive and have equally many trainers each; else those of each rank.
     fn group(
         &self,
         rank: u32,
@@ -232,8 +237,8 @@ impl Numbering {
         self.first
     }
 
-    /// The number of a batch of the ring, which counts those of its rank, from the stream's first. A false ring
-    /// cannot make it overflow.
+    /// The number of a batch of the ring, which counts those of its rank, from the stream's first.
+    /// A false ring cannot make it overflow.
     pub(crate) fn number(&self, in_ring: u64) -> u64 {
         self.step(in_ring).saturating_add(self.rank)
     }
@@ -286,8 +291,8 @@ mod tests {
         assert_eq!(found, [expected, expected].concat());
     }
 
-    /// Every trainer of a machine agrees with the others on who reads what, and every ring is read by as many as
-    /// it was made for.
+    /// Every trainer of a machine agrees with the others on who reads what, and every ring is read
+    /// by as many as it was made for.
     #[test]
     fn the_trainers_of_a_machine_take_every_seat_once() {
         for (world, tp, cp, pp, local) in [

@@ -20,8 +20,8 @@ pub(crate) use engine::local::LocalDpu;
 #[cfg(not(feature = "in-process"))]
 pub(crate) type LocalDpu = std::convert::Infallible;
 
-/// How long the opening of a stream may take: longer than all calls that the DPU makes for it, so that the
-/// DPU, which knows the cause, reports a target that sends no reply.
+/// How long the opening of a stream may take: longer than all calls that the DPU makes for it, so
+/// that the DPU, which knows the cause, reports a target that sends no reply.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[cfg(feature = "in-process")]
@@ -44,8 +44,8 @@ pub struct Stream {
 /// Who fills the ring.
 #[derive(Debug)]
 enum Origin {
-    /// The DPU daemon, or a DPU in this process. The connection comes first: the thread of the latter ends
-    /// when its client has closed its connection.
+    /// The DPU daemon, or a DPU in this process. The connection comes first: the thread of the
+    /// latter ends when its client has closed its connection.
     Dpu(Connection, Option<Box<LocalDpu>>),
     /// An engine in this process that reads files of this machine.
     #[cfg(feature = "in-process")]
@@ -118,8 +118,8 @@ impl Stream {
         !matches!(self.origin, Origin::Dpu(_, None))
     }
 
-    /// The batches, in order. Each is a view of the ring; dropping it returns its memory, so a stream
-    /// stops when more batches are held than the ring has room for.
+    /// The batches, in order. Each is a view of the ring; dropping it returns its memory, so a
+    /// stream stops when more batches are held than the ring has room for.
     pub fn batches(&mut self) -> Batches<'_> {
         Batches { stream: self, failed: false }
     }
@@ -138,8 +138,9 @@ impl Stream {
         }
     }
 
-    /// As [`Stream::next_view`], but waits at most `limit` for each slot; with `limit` zero it does not
-    /// sleep. For callers that have other events to check, and that must not wait for themselves.
+    /// As [`Stream::next_view`], but waits at most `limit` for each slot; with `limit` zero it does
+    /// not sleep. For callers that have other events to check, and that must not wait for
+    /// themselves.
     ///
     /// # Errors
     /// As [`Stream::next_view`].
@@ -260,7 +261,8 @@ mod tests {
 
     use super::*;
 
-    /// A client refused by a full DPU gets the DPU's message, whether its request was under way or not.
+    /// A client refused by a full DPU gets the DPU's message, whether its request was under way or
+    /// not.
     #[test]
     fn a_client_that_is_turned_away_hears_why() {
         let request = OpenRequest { slots: 1, ..OpenRequest::default() };

@@ -17,8 +17,8 @@ const _: () = assert!(CONTROL_PORT == engine::control::CONTROL_PORT);
 pub(crate) enum Location {
     /// At a storage target.
     Target(Url),
-    /// On this machine: a file, with or without its ending, a pattern such as `corpora/*.bin`, or the folder
-    /// of the datasets that a blend names.
+    /// On this machine: a file, with or without its ending, a pattern such as `corpora/*.bin`, or
+    /// the folder of the datasets that a blend names.
     Files(String),
 }
 

@@ -1,8 +1,10 @@
-//! Puts a plan into force at an interface of this network namespace, as an agent does, and ends: the queues stay.
+//! Puts a plan into force at an interface of this network namespace, as an agent does, and ends:
+//! the queues stay.
 //!
-//! `enforce INTERFACE MBITS [JOB:DSCP:MBITS ...]` for a port of that many Mbit/s; without jobs it has one queue only.
-//! `enforce --clear` removes all queues of ours. `--replace` first replaces what somebody else has configured there.
-//! `--watch SECONDS` stays, and prints what each job sent in every second.
+//! `enforce INTERFACE MBITS [JOB:DSCP:MBITS ...]` for a port of that many Mbit/s; without jobs it
+//! has one queue only. `enforce --clear` removes all queues of ours. `--replace` first replaces
+//! what somebody else has configured there. `--watch SECONDS` stays, and prints what each job sent
+//! in every second.
 
 use std::error::Error;
 use std::process::ExitCode;

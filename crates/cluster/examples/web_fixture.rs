@@ -1,4 +1,5 @@
-//! The web server of a brain that does not exist: a cluster whose figures move, to look at the page and to test it.
+//! The web server of a brain that does not exist: a cluster whose figures move, to look at the page
+//! and to test it.
 //!
 //! `cargo run -p cluster --example web_fixture -- --help`
 

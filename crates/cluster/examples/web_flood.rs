@@ -1,5 +1,5 @@
-//! Floods of several kinds against the web server: how many requests are refused, what the server's thread costs, and
-//! what a client elsewhere and a brain in the same process notice.
+//! Floods of several kinds against the web server: how many requests are refused, what the server's
+//! thread costs, and what a client elsewhere and a brain in the same process notice.
 //!
 //! `cargo run --release -p cluster --example web_flood`, with `-- --seconds 5` for a longer one.
 

@@ -1,9 +1,11 @@
 //! Calls to whichever brain leads.
 //!
-//! A [`Client`] knows several brains and finds the leader among them: one that does not lead says who does. Requests that
-//! change something have a number, so that asking again, also another brain, executes them once.
+//! A [`Client`] knows several brains and finds the leader among them: one that does not lead says
+//! who does. Requests that change something have a number, so that asking again, also another
+//! brain, executes them once.
 //!
-//! Nothing is asked on a connection before its other end has proven that it knows the token ([`crate::handshake`]).
+//! Nothing is asked on a connection before its other end has proven that it knows the token
+//! ([`crate::handshake`]).
 
 use std::error::Error as _;
 use std::io;
@@ -41,8 +43,8 @@ const PROOF_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long one brain may take to answer.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The first pause between questions that nobody answered, and the longest: each is twice the one before. A new leader is
-/// found at most the longest one late.
+/// The first pause between questions that nobody answered, and the longest: each is twice the one
+/// before. A new leader is found at most the longest one late.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_millis(400);
 
@@ -328,8 +330,8 @@ impl Client {
         }
     }
 
-    /// Gives back what a job has; by name, or by number where the name is empty. Who got its guarantee back by that is in the
-    /// answer.
+    /// Gives back what a job has; by name, or by number where the name is empty. Who got its
+    /// guarantee back by that is in the answer.
     ///
     /// # Errors
     /// As [`submit`](Client::submit).
@@ -514,7 +516,8 @@ pub(crate) fn refusal(address: &str, status: &Status) -> Error {
         Code::FailedPrecondition => {
             Some("`dquant brain` of another machine may lead: name it with --brain".to_owned())
         }
-        // A server of TLS closes connections that do not begin with TLS, with a message that says nothing.
+        // A server of TLS closes connections that do not begin with TLS, with a message that says
+        // nothing.
         _ if status.source().is_some() => Some(about_tls.unwrap_or(tls::SPEAKS_TLS).to_owned()),
         _ => None,
     });

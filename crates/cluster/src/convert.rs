@@ -1,4 +1,5 @@
-//! Between the messages of the wire and the types of `parfait`. Whatever comes from outside is checked here.
+//! Between the messages of the wire and the types of `parfait`. Whatever comes from outside is
+//! checked here.
 
 use parfait::agent::{Command, MAX_SHARES, Measure, Objection, Phase, Position, Reply, Share};
 use parfait::demand::{Abstraction, Order};
@@ -49,7 +50,8 @@ pub fn reason(reason: Reason) -> proto::Refusal {
     found.map_or(proto::Refusal::Unspecified, |(message, _)| *message)
 }
 
-/// A refusal from a message. Reasons that a later brain may have are unknown here; its words are shown.
+/// A refusal from a message. Reasons that a later brain may have are unknown here; its words are
+/// shown.
 pub fn refused(reason: i32, text: String) -> Refused {
     let found = REASONS.iter().find(|(message, _)| *message as i32 == reason);
     Refused { reason: found.map_or(Reason::Unsaid, |(_, own)| *own), text }

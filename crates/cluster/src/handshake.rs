@@ -1,4 +1,5 @@
-//! How a caller and a brain prove to each other that they know the token, once for each connection, without sending it.
+//! How a caller and a brain prove to each other that they know the token, once for each connection,
+//! without sending it.
 //!
 //! ```text
 //! caller                                              brain
@@ -8,12 +9,14 @@
 //!                                                <-   HMAC(brain key, both nonces, way)
 //! ```
 //!
-//! The caller goes first, so that a brain gives nobody anything to guess the token from who does not know it. Before the
-//! last message has been checked, the caller asks nothing and believes nothing.
+//! The caller goes first, so that a brain gives nobody anything to guess the token from who does
+//! not know it. Before the last message has been checked, the caller asks nothing and believes
+//! nothing.
 //!
-//! *Way* is where the caller's connection goes, as the caller sees it, and the brain compares it with what it sees itself.
-//! So nobody can pass the messages on to a brain at another address and then speak in the caller's name. With TLS the
-//! certificate says who the other side is, and way says only that there is TLS at both ends.
+//! *Way* is where the caller's connection goes, as the caller sees it, and the brain compares it
+//! with what it sees itself. So nobody can pass the messages on to a brain at another address and
+//! then speak in the caller's name. With TLS the certificate says who the other side is, and way
+//! says only that there is TLS at both ends.
 
 use std::net::SocketAddr;
 
@@ -55,8 +58,8 @@ pub(crate) enum Unproven {
     Failed(Error),
 }
 
-/// Proves to the brain at the other end of `channel` that this caller knows the token, and has it prove the same. `to` is
-/// the address of the connection, `None` with TLS.
+/// Proves to the brain at the other end of `channel` that this caller knows the token, and has it
+/// prove the same. `to` is the address of the connection, `None` with TLS.
 pub(crate) async fn prove(
     channel: Channel,
     keys: &Keys,

@@ -1,8 +1,8 @@
 //! Keys that are derived from the token of a cluster, and what is signed with them.
 //!
-//! The token itself is never sent and never used as a key. HKDF (RFC 5869) makes one key of it for each purpose, so that
-//! what was signed for one is worth nothing for another. A signature here is an HMAC-SHA-256: whoever knows the token can
-//! make and check one, and nobody else.
+//! The token itself is never sent and never used as a key. HKDF (RFC 5869) makes one key of it for
+//! each purpose, so that what was signed for one is worth nothing for another. A signature here is
+//! an HMAC-SHA-256: whoever knows the token can make and check one, and nobody else.
 //!
 //! | key | what is signed with it, and by whom |
 //! |---|---|
@@ -63,7 +63,8 @@ impl Key {
         self.over(parts).finalize().into_bytes().into()
     }
 
-    /// Whether these parts were signed so. Takes the same time for every wrong signature of that length.
+    /// Whether these parts were signed so. Takes the same time for every wrong signature of that
+    /// length.
     pub fn has_signed(&self, parts: &[&[u8]], signature: &[u8]) -> bool {
         self.over(parts).verify_slice(signature).is_ok()
     }

@@ -1,8 +1,9 @@
-//! What a Kubernetes scheduler extender answers, so that the scheduler places pods where the brain has placed their job.
+//! What a Kubernetes scheduler extender answers, so that the scheduler places pods where the brain
+//! has placed their job.
 //!
-//! The scheduler asks over HTTP, with the objects of `k8s.io/kube-scheduler/extender/v1` as JSON: which nodes a pod may
-//! have (filter), which it should have (prioritize), and, where the extender binds, whether it may have one (bind). A pod is
-//! of a job by its annotations:
+//! The scheduler asks over HTTP, with the objects of `k8s.io/kube-scheduler/extender/v1` as JSON:
+//! which nodes a pod may have (filter), which it should have (prioritize), and, where the extender
+//! binds, whether it may have one (bind). A pod is of a job by its annotations:
 //!
 //! | annotation | what it says |
 //! |---|---|
@@ -10,9 +11,9 @@
 //! | `dquant.dev/group` | the name that all its pods share; by default the labels `dquant.dev/group` and `job-name` of batch jobs |
 //! | `dquant.dev/rank` | the rank of the pod; by default the index of an indexed job |
 //!
-//! [`wanted`] reads these, and the caller finds out, or lets the brain decide, where the job is ([`State`]). A pod with a rank
-//! gets the node of its rank, and one without any node of its job, those with more workers first. Pods without
-//! annotations are not touched.
+//! [`wanted`] reads these, and the caller finds out, or lets the brain decide, where the job is
+//! ([`State`]). A pod with a rank gets the node of its rank, and one without any node of its job,
+//! those with more workers first. Pods without annotations are not touched.
 
 use std::collections::BTreeMap;
 
@@ -40,7 +41,8 @@ const BATCH_INDEX: &str = "batch.kubernetes.io/job-completion-index";
 /// The best score that an extender gives (`MaxExtenderPriority`).
 pub const BEST_SCORE: i64 = 10;
 
-/// What the scheduler asks with: `ExtenderArgs`. It names nodes or, where the extender caches them, only their names.
+/// What the scheduler asks with: `ExtenderArgs`. It names nodes or, where the extender caches them,
+/// only their names.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct ExtenderArgs {
     /// The pod.
@@ -113,7 +115,8 @@ pub struct HostPriority {
     pub score: i64,
 }
 
-/// What the scheduler binds with: `ExtenderBindingArgs`. It says nothing of marks, so the caller has to know the pod.
+/// What the scheduler binds with: `ExtenderBindingArgs`. It says nothing of marks, so the caller
+/// has to know the pod.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct ExtenderBindingArgs {
@@ -307,7 +310,8 @@ fn why_not(
     }
 }
 
-/// How good each of the nodes is; the same for all where a pod is of no job, or its job has no place.
+/// How good each of the nodes is; the same for all where a pod is of no job, or its job has no
+/// place.
 pub fn prioritize(
     args: &ExtenderArgs,
     wanted: Result<Option<(&Wanted, &State)>, &MarkError>,

@@ -1,8 +1,8 @@
-//! The daemons of a cluster with bandwidth guarantees: brains, which place jobs and keep the ledger, and agents, which
-//! enforce it on their machines.
+//! The daemons of a cluster with bandwidth guarantees: brains, which place jobs and keep the
+//! ledger, and agents, which enforce it on their machines.
 //!
-//! The decisions are the state machines of the crate `parfait`; here is what they ask for: storage with a lease, the
-//! wires between brain, agents and clients, and the queues of Linux.
+//! The decisions are the state machines of the crate `parfait`; here is what they ask for: storage
+//! with a lease, the wires between brain, agents and clients, and the queues of Linux.
 //!
 //! | module | what it holds |
 //! |---|---|

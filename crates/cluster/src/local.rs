@@ -1,7 +1,7 @@
 //! What programs of this machine ask its agent: which DSCP a job has.
 //!
-//! The agent listens on a socket of the file system ([`socket_path`]). A connection carries one question and one answer, a line
-//! of JSON each:
+//! The agent listens on a socket of the file system ([`socket_path`]). A connection carries one
+//! question and one answer, a line of JSON each:
 //!
 //! ```text
 //! {"job":"llm"}
@@ -9,9 +9,11 @@
 //! {"error":"there is no job 'lmm' on this machine","hint":"`dquant job list` shows them"}
 //! ```
 //!
-//! Either side may be slow, silent or hostile. Lines are bounded by [`MAX_LINE_BYTES`], a whole exchange by [`TIME_LIMIT`], and
-//! what the agent does at the same time by [`MAX_CONNECTIONS`], of which one user has [`MAX_OF_USER`]; who comes on top is
-//! refused with the reason. Every user may connect: whether one may join a job is the agent's decision, which gets the kernel's word on who asks ([`Asker`]).
+//! Either side may be slow, silent or hostile. Lines are bounded by [`MAX_LINE_BYTES`], a whole
+//! exchange by [`TIME_LIMIT`], and what the agent does at the same time by [`MAX_CONNECTIONS`], of
+//! which one user has [`MAX_OF_USER`]; who comes on top is refused with the reason. Every user may
+//! connect: whether one may join a job is the agent's decision, which gets the kernel's word on who
+//! asks ([`Asker`]).
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -150,7 +152,7 @@ impl AskError {
     }
 }
 
-// ---- asking ------------------------------------------------------------------------------------------
+// ---- asking -------------------------------------------------------------------------------------
 
 /// Asks the agent at `path` about a job.
 ///
@@ -186,7 +188,7 @@ pub fn ask(path: &Path, job: &str) -> Result<Membership, AskError> {
     }
 }
 
-// ---- answering ---------------------------------------------------------------------------------------
+// ---- answering ----------------------------------------------------------------------------------
 
 /// What an agent has done for programs of its machine since it started.
 #[derive(Debug, Default)]
@@ -197,7 +199,8 @@ pub struct Counters {
     pub refused: AtomicU64,
     /// Lines that are no question.
     pub malformed: AtomicU64,
-    /// Connections that ended or were too slow before their question was there, or their answer taken.
+    /// Connections that ended or were too slow before their question was there, or their answer
+    /// taken.
     pub lost: AtomicU64,
     /// Connections above [`MAX_CONNECTIONS`] and [`MAX_OF_USER`].
     pub busy: AtomicU64,
@@ -218,8 +221,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens at `path`, in a folder that exists, and answers on a thread of its own. A socket that nobody listens on any more is
-    /// replaced.
+    /// Listens at `path`, in a folder that exists, and answers on a thread of its own. A socket
+    /// that nobody listens on any more is replaced.
     ///
     /// # Errors
     /// When another agent listens there (`AddrInUse`), or the place cannot be written.
@@ -243,7 +246,8 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.stops.store(true, Ordering::Release);
-        // Wakes the thread; if that fails, the socket is gone and the thread stays behind harmlessly.
+        // Wakes the thread; if that fails, the socket is gone and the thread stays behind
+        // harmlessly.
         let is_ours = fs::symlink_metadata(&self.path)
             .is_ok_and(|found| (found.dev(), found.ino()) == self.identity);
         if is_ours && UnixStream::connect(&self.path).is_ok() {
@@ -253,7 +257,8 @@ impl Drop for Server {
     }
 }
 
-/// Binds beside the path and moves the socket there, so that at every moment there is one that answers or none.
+/// Binds beside the path and moves the socket there, so that at every moment there is one that
+/// answers or none.
 fn bind(path: &Path) -> io::Result<(UnixListener, (u64, u64))> {
     if UnixStream::connect(path).is_ok() {
         let why = format!("another agent listens at {}", path.display());
@@ -388,7 +393,7 @@ fn asker(stream: &UnixStream) -> io::Result<Asker> {
     Ok(Asker { pid, uid, gid })
 }
 
-// ---- lines -------------------------------------------------------------------------------------------
+// ---- lines --------------------------------------------------------------------------------------
 
 fn late() -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, format!("nothing within {TIME_LIMIT:?}"))

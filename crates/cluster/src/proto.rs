@@ -1,4 +1,5 @@
-//! Messages and services between brains, agents and clients, generated from `proto/dquant/v1/cluster.proto`.
+//! Messages and services between brains, agents and clients, generated from
+//! `proto/dquant/v1/cluster.proto`.
 
 #![allow(missing_docs, clippy::all, clippy::too_many_lines, unreachable_pub, unused_qualifications)]
 

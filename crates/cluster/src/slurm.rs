@@ -1,10 +1,11 @@
 //! A fabric as SLURM's plugin `topology/tree` reads it: `topology.conf`.
 //!
-//! The plugin knows a tree: each node is below one leaf switch, each switch below one other. A fabric has several switches
-//! where that tree has one, so the tree is that of [`Groups`]: all hosts that share their switches
-//! of a level are below one "switch" of the file. In a fabric whose links are used evenly ([`Clos`]) that is exactly what
-//! distance means there. Elsewhere, as in a torus or BCube, the closest tree groups hosts by the switches at their first
-//! port, then at their first two, and so on, and says nothing of how far groups are from each other; it is only written
+//! The plugin knows a tree: each node is below one leaf switch, each switch below one other. A
+//! fabric has several switches where that tree has one, so the tree is that of [`Groups`]: all
+//! hosts that share their switches of a level are below one "switch" of the file. In a fabric whose
+//! links are used evenly ([`Clos`]) that is exactly what distance means there. Elsewhere, as in a
+//! torus or BCube, the closest tree groups hosts by the switches at their first port, then at their
+//! first two, and so on, and says nothing of how far groups are from each other; it is only written
 //! if that is asked for.
 
 use std::collections::BTreeSet;
@@ -14,7 +15,8 @@ use parfait::groups::{Clos, Groups};
 use thiserror::Error;
 use topology::graph::{NodeId, Topology, TopologyError};
 
-/// Hosts of a leaf whose names are written one by one; SLURM reads lines of any length that a file has, people do not.
+/// Hosts of a leaf whose names are written one by one; SLURM reads lines of any length that a file
+/// has, people do not.
 const NAMES_ON_A_LINE: usize = 1 << 16;
 
 /// Why a topology is not exported.
@@ -46,7 +48,8 @@ pub struct Exported {
     pub is_closest: bool,
 }
 
-/// The text of `topology.conf`. A fabric that is no tree is refused, unless the closest one will do.
+/// The text of `topology.conf`. A fabric that is no tree is refused, unless the closest one will
+/// do.
 ///
 /// # Errors
 /// Says what cannot be written.
@@ -114,7 +117,8 @@ impl Names {
         Ok(Names { taken })
     }
 
-    /// That of its switch, if it has one with a name that SLURM takes, or else one by level and number.
+    /// That of its switch, if it has one with a name that SLURM takes, or else one by level and
+    /// number.
     fn of_group(
         &mut self,
         topology: &Topology,

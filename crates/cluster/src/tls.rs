@@ -1,4 +1,5 @@
-//! What failures of TLS mean to callers of a brain, and what helps. Certificates and keys are read in `service::tls`.
+//! What failures of TLS mean to callers of a brain, and what helps. Certificates and keys are read
+//! in `service::tls`.
 
 use service::tls::Failure;
 
@@ -34,8 +35,8 @@ pub(crate) fn hint(failure: Failure) -> &'static str {
     }
 }
 
-/// What a failure below a call means. The alert with which a server of TLS refuses plain HTTP/2 looks like a frame of a
-/// megabyte.
+/// What a failure below a call means. The alert with which a server of TLS refuses plain HTTP/2
+/// looks like a frame of a megabyte.
 pub(crate) fn said_plainly(cause: String) -> String {
     match cause.ends_with("frame with invalid size") {
         true => "it does not answer in plain HTTP/2, as a brain with TLS does not".to_owned(),

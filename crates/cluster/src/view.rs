@@ -1,5 +1,6 @@
-//! The whole cluster at one moment, as its leading brain knows it: what `dquant job list`, `dquant top --cluster`, the web
-//! page and its JSON show. Plain data; whoever makes or shows it decides nothing by it.
+//! The whole cluster at one moment, as its leading brain knows it: what `dquant job list`,
+//! `dquant top --cluster`, the web page and its JSON show. Plain data; whoever makes or shows it
+//! decides nothing by it.
 
 use std::borrow::Cow;
 
@@ -26,8 +27,8 @@ pub struct View {
 }
 
 impl View {
-    /// The same with all texts as single lines that a terminal shows and does not obey: for a view that another process
-    /// made.
+    /// The same with all texts as single lines that a terminal shows and does not obey: for a view
+    /// that another process made.
     #[must_use]
     pub fn cleaned(mut self) -> View {
         let BrainView { address, state, leader, store, .. } = &mut self.brain;
@@ -80,7 +81,8 @@ pub struct NodeView {
     pub slots: u32,
     /// Slots that no job has.
     pub free_slots: u32,
-    /// Its agent: "enforcing", "behind" (has an older plan), "refusing", "silent", or "none" for a switch without one.
+    /// Its agent: "enforcing", "behind" (has an older plan), "refusing", "silent", or "none" for a
+    /// switch without one.
     pub agent: String,
     /// Milliseconds since its agent was heard; `None` if it never was.
     pub heard_ms: Option<u64>,
@@ -158,7 +160,8 @@ pub struct CycleView {
     pub exchange_ns: u64,
     /// When its exchanges may begin; `None` for whenever it likes.
     pub turn: Option<TurnView>,
-    /// Why it may exchange whenever it likes; `None` if it has a time, or while that is not decided.
+    /// Why it may exchange whenever it likes; `None` if it has a time, or while that is not
+    /// decided.
     pub why: Option<String>,
     /// The jobs with which it fills a link, by number; empty where these were left alone.
     pub with: Vec<u64>,

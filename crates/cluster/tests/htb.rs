@@ -1,5 +1,5 @@
-//! Plans in the kernel's queues, between two network namespaces: what `tc` shows of them, what they do to packets, and what
-//! happens on changes, restarts and refusals.
+//! Plans in the kernel's queues, between two network namespaces: what `tc` shows of them, what they
+//! do to packets, and what happens on changes, restarts and refusals.
 //!
 //! Needs root, iproute2 and HTB; without them every test reports that and passes.
 
@@ -493,7 +493,8 @@ fn backlogged_jobs_get_their_guarantees_and_what_idle_ones_leave() {
     let rate = 100 * MBIT;
     let jobs = [(1, 10, 50 * MBIT), (2, 12, 30 * MBIT), (3, 14, 20 * MBIT)];
     htb.apply(&plan(rate, &jobs)).expect("root");
-    // A sender that a busy machine does not let run is not backlogged, so one of five measurements has to fit.
+    // A sender that a busy machine does not let run is not backlogged, so one of five measurements
+    // has to fit.
     let fits = |all: &Vec<f64>| {
         let mut ratios = jobs.iter().zip(all).map(|((_, _, bps), measured)| measured / *bps as f64);
         ratios.all(|ratio| (ratio - 1.0).abs() < 0.02)
@@ -506,8 +507,8 @@ fn backlogged_jobs_get_their_guarantees_and_what_idle_ones_leave() {
     one_of_five(|| measure(&lab, &mut htb, &jobs, &[0, 1]), fits);
 }
 
-/// Sends so many packets of a size with a pause before each, beside job 2, which floods; how long each took in milliseconds, in
-/// order. Lost ones are missing.
+/// Sends so many packets of a size with a pause before each, beside job 2, which floods; how long
+/// each took in milliseconds, in order. Lost ones are missing.
 fn beside_a_flood(lab: &Lab, packets: u32, bytes: usize, pause: Duration) -> Vec<f64> {
     const OTHER_PORT: u16 = ROCE_PORT;
     let begun = Instant::now();
@@ -553,8 +554,9 @@ fn median(mut values: Vec<f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::INFINITY)
 }
 
-/// Job 1 sends messages of 1,200 bytes, about 8 Mbit/s of which 2 are guaranteed, beside job 2 that is backlogged. What it sends beyond its
-/// guarantee comes first if it minds waiting, and last if it does not; job 2 has its guarantee either way.
+/// Job 1 sends messages of 1,200 bytes, about 8 Mbit/s of which 2 are guaranteed, beside job 2 that
+/// is backlogged. What it sends beyond its guarantee comes first if it minds waiting, and last if
+/// it does not; job 2 has its guarantee either way.
 #[test]
 fn messages_of_a_job_that_minds_waiting_pass_a_backlogged_one() {
     let Some(lab) = Lab::new() else { return };
@@ -575,7 +577,8 @@ fn messages_of_a_job_that_minds_waiting_pass_a_backlogged_one() {
         );
         (median(took), bps(2))
     };
-    // One of five measurements has to fit: on a busy machine the flood, or who measures, may not run.
+    // One of five measurements has to fit: on a busy machine the flood, or who measures, may not
+    // run.
     let fits = |_| {
         let ((low_ms, beside_low), (bulk_ms, beside_bulk)) =
             (took(Latency::Low), took(Latency::Bulk));
@@ -588,7 +591,8 @@ fn messages_of_a_job_that_minds_waiting_pass_a_backlogged_one() {
     );
 }
 
-/// What a job has saved up leaves at once, as far as its bucket goes, beside one that is backlogged.
+/// What a job has saved up leaves at once, as far as its bucket goes, beside one that is
+/// backlogged.
 #[test]
 fn a_burst_leaves_at_the_rate_of_the_port() {
     let Some(lab) = Lab::new() else { return };
@@ -597,7 +601,8 @@ fn a_burst_leaves_at_the_rate_of_the_port() {
     let mut last_ms = |burst_bytes| {
         let besides = |job| (Latency::Normal, if job == 1 { burst_bytes } else { 0 });
         htb.apply(&plan_with(200 * MBIT, &jobs, besides)).expect("root");
-        // 160 kB at once. The port carries 250 kB in 10 ms, of which job 2's bucket has 85 kB: job 1's has the rest.
+        // 160 kB at once. The port carries 250 kB in 10 ms, of which job 2's bucket has 85 kB: job
+        // 1's has the rest.
         let took = beside_a_flood(&lab, 114, 1401, Duration::ZERO);
         println!(
             "a bucket for {burst_bytes} bytes: {} packets, the last after {:?} ms",

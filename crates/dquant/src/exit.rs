@@ -1,8 +1,9 @@
 //! How a command ends: its exit code, and its message on failure.
 //!
-//! The four exit codes of the program are defined only here. An error of the command line says what failed, on which
-//! object and why; where there is a next thing to try, a `hint:` line names it. Libraries below keep their own error
-//! enums; a command turns them into a [`CliError`] where it knows what the user wanted.
+//! The four exit codes of the program are defined only here. An error of the command line says what
+//! failed, on which object and why; where there is a next thing to try, a `hint:` line names it.
+//! Libraries below keep their own error enums; a command turns them into a [`CliError`] where it
+//! knows what the user wanted.
 
 use std::error::Error as Cause;
 use std::{fmt, io};
@@ -29,7 +30,8 @@ pub enum Exit {
 /// Why a command stops early.
 #[derive(Debug)]
 pub enum CliError {
-    /// The reader of our output has closed the pipe (`dquant … | head`): no message, and no failure.
+    /// The reader of our output has closed the pipe (`dquant … | head`): no message, and no
+    /// failure.
     PipeClosed,
     /// A failure to report to the user.
     Failed {
@@ -156,7 +158,8 @@ pub(crate) const OUTPUT_HINT: &str = "name a file in a folder that exists and is
 /// What helps when an input cannot be read.
 pub(crate) const INPUT_HINT: &str = "name a file that exists and that this user may read";
 
-/// Cleans up when a signal ends this process, and ends it with the code that shells show for that signal.
+/// Cleans up when a signal ends this process, and ends it with the code that shells show for that
+/// signal.
 ///
 /// # Errors
 /// When the signals cannot be listened to.

@@ -6,7 +6,8 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use service::text::one_line;
 
-/// What another process said as JSON. Its texts are single lines that a terminal shows and does not obey.
+/// What another process said as JSON. Its texts are single lines that a terminal shows and does not
+/// obey.
 ///
 /// # Errors
 /// When it is not JSON, or of another form.

@@ -1,7 +1,7 @@
 //! User actions: from the module that a plan names to one that may run.
 //!
-//! A module is compiled where a session or a stream begins, on the thread that opens it. Without the feature
-//! `wasm` every module is refused. How modules run is `host::wasm`'s concern.
+//! A module is compiled where a session or a stream begins, on the thread that opens it. Without
+//! the feature `wasm` every module is refused. How modules run is `host::wasm`'s concern.
 
 use std::fs::File;
 use std::io::Read;

@@ -62,8 +62,8 @@ impl Budget {
         Ok(())
     }
 
-    /// Takes half of what is left, and at most `bytes`, for something whose size is known when it is made: then
-    /// [`Lease::shrink`]. Half, so that another can be made at the same time.
+    /// Takes half of what is left, and at most `bytes`, for something whose size is known when it
+    /// is made: then [`Lease::shrink`]. Half, so that another can be made at the same time.
     pub fn take_part(&self, bytes: u64) -> Lease {
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         let bytes = bytes.min(self.limit.saturating_sub(*used) / 2);

@@ -1,8 +1,9 @@
 //! The catalogue of a storage target: names to files below the roots, and what is in them.
 //!
-//! A name is a path below a root, with or without its ending. What a file holds is decided by [`formats::settle`], as
-//! for the local commands: by its header, by a `name.idx` beside it (Megatron), or a flat one by its manifest or the
-//! request, against which its bytes are checked. Nothing outside the roots is opened, whatever the name contains.
+//! A name is a path below a root, with or without its ending. What a file holds is decided by
+//! [`formats::settle`], as for the local commands: by its header, by a `name.idx` beside it
+//! (Megatron), or a flat one by its manifest or the request, against which its bytes are checked.
+//! Nothing outside the roots is opened, whatever the name contains.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -41,7 +42,8 @@ const MAX_LISTED: usize = 1_000;
 /// Files that are looked at for them.
 const MAX_LISTED_FILES: usize = 20_000;
 
-/// Fewer datasets than this are opened on one thread, and need no more descriptors than a process may have.
+/// Fewer datasets than this are opened on one thread, and need no more descriptors than a process
+/// may have.
 const MANY_DATASETS: usize = 64;
 
 /// Entries of a table of `remap`: four times the largest vocabularies in use.
@@ -88,7 +90,8 @@ pub struct Found {
     pub documents: Option<Documents>,
     /// Their hashes, in the same case.
     pub hashes: Option<Vec<u64>>,
-    /// Its loss weights, where they were asked for and it has some. Their file is opened for buffered reads.
+    /// Its loss weights, where they were asked for and it has some. Their file is opened for
+    /// buffered reads.
     pub loss_weights: Option<Box<Found>>,
 }
 
@@ -96,8 +99,8 @@ fn refuse(name: &str, why: impl std::fmt::Display, hint: &str) -> Status {
     Status::invalid_argument(format!("{name}: {why}\n{hint}"))
 }
 
-/// Does the same with all items, on all cores if there are many; each thread has a function of its own. Of several
-/// errors that of the first item counts.
+/// Does the same with all items, on all cores if there are many; each thread has a function of its
+/// own. Of several errors that of the first item counts.
 fn each<T: Sync, R: Send, E: Send, F: FnMut(&T) -> Result<R, E>>(
     items: &[T],
     function: impl Fn() -> F + Sync,
@@ -138,7 +141,8 @@ impl Catalog {
         each(refs, || |dataset| self.find(dataset, self.io))
     }
 
-    /// Describes what lies below the roots under names that begin with `prefix`, as far as one reply has room.
+    /// Describes what lies below the roots under names that begin with `prefix`, as far as one
+    /// reply has room.
     pub(crate) fn datasets(&self, prefix: &str) -> Result<ListReply, Status> {
         let (mut names, mut reply) = (BTreeSet::new(), ListReply::default());
         for root in &self.roots {
@@ -246,7 +250,8 @@ impl Catalog {
         })
     }
 
-    /// Opens the file of this name, with or without its ending, and passes it on with its full name.
+    /// Opens the file of this name, with or without its ending, and passes it on with its full
+    /// name.
     fn locate<R>(
         &self,
         name: &str,
@@ -374,9 +379,9 @@ fn local_error(status: &Status) -> Error {
     }
 }
 
-/// Finds and opens a file of this machine by its path, with or without its ending, for buffered reads. The
-/// dataset is named as the path was given; the name in `request` does not matter. Its documents are read where
-/// the request asks for them.
+/// Finds and opens a file of this machine by its path, with or without its ending, for buffered
+/// reads. The dataset is named as the path was given; the name in `request` does not matter. Its
+/// documents are read where the request asks for them.
 pub fn find_file(path: &Path, request: &DatasetRef) -> Result<Found, Error> {
     find_file_in(&mut Folder::default(), path, request)
 }
@@ -415,7 +420,8 @@ fn find_file_in(folder: &mut Folder, path: &Path, request: &DatasetRef) -> Resul
     Ok(found)
 }
 
-/// The loss weights of a file of this machine, if there are any under this name, which may be a link.
+/// The loss weights of a file of this machine, if there are any under this name, which may be a
+/// link.
 fn find_weights(
     folder: &mut Folder,
     path: &Path,
@@ -453,7 +459,8 @@ fn find_alone(folder: &mut Folder, path: &Path, request: &DatasetRef) -> Result<
         return Err(error);
     };
     let refused = |error: &dyn std::fmt::Display| Error::invalid(format!("{given}: {error}"));
-    // A link is followed: what is served to others has to stay below a root, one's own files need not.
+    // A link is followed: what is served to others has to stay below a root, one's own files need
+    // not.
     let real = match full.is_symlink() {
         true => full.canonicalize().map_err(|error| refused(&error))?,
         false => full.clone(),
@@ -539,7 +546,8 @@ fn refused_open(error: &OpenError) -> Status {
     }
 }
 
-/// Passes the lengths of the documents of a file whose format has none: there is an index beside it.
+/// Passes the lengths of the documents of a file whose format has none: there is an index beside
+/// it.
 fn read_other_index(
     root: &Root,
     name: &str,
@@ -567,7 +575,8 @@ fn agrees(
     settle::agrees(manifest, (name, size), (stored, tokens))
 }
 
-/// Describes an open file. Where its documents are asked for, passes what the index says of them to `each`.
+/// Describes an open file. Where its documents are asked for, passes what the index says of them to
+/// `each`.
 fn describe(
     root: &Root,
     name: String,
@@ -701,8 +710,8 @@ fn below_zero(manifest: &Manifest) -> Option<i64> {
     i64::try_from(manifest.min_id?).ok().filter(|id| *id < 0)
 }
 
-/// Where the tokens of an open file are, who says their type, and the bytes of a record. Where documents are asked for
-/// and its format has them, passes on their lengths.
+/// Where the tokens of an open file are, who says their type, and the bytes of a record. Where
+/// documents are asked for and its format has them, passes on their lengths.
 fn layout_of(
     (root, name, file): (&Root, &str, &OpenFile),
     buffered: &File,
@@ -766,7 +775,8 @@ fn is_description(name: &str) -> bool {
     name.ends_with(".idx") || settle::is_sidecar(name)
 }
 
-/// Whether a file of this name describes a dataset beside it, or holds its loss weights: patterns do not mean it.
+/// Whether a file of this name describes a dataset beside it, or holds its loss weights: patterns
+/// do not mean it.
 pub fn is_beside(name: &str) -> bool {
     is_description(name) || settle::is_loss_weights(name)
 }
@@ -865,7 +875,8 @@ fn sums_of(manifest: &Manifest, name: &str) -> Result<FileSums, Status> {
     sums.ok_or_else(|| refuse(name, "its manifest has no checksums of it", REWRITE_HINT))
 }
 
-/// Distinguishes a file from another one of the same name and length, and from itself after a write.
+/// Distinguishes a file from another one of the same name and length, and from itself after a
+/// write.
 fn fingerprint(stamp: &Stamp) -> u64 {
     let Stamp { inode, bytes, changed: (seconds, nanoseconds), .. } = *stamp;
     // Not the time of modification: `cp -p` and `rsync -t` set it back.
@@ -894,8 +905,9 @@ fn open_index(root: &Root, name: &str, of: Described) -> Result<Option<IndexRead
     }
 }
 
-/// Whether the index beside a file is the one that its manifest describes. Where it only tells documents apart, its own
-/// checks suffice; where it says what is trained on, another one of the same documents would turn labels around.
+/// Whether the index beside a file is the one that its manifest describes. Where it only tells
+/// documents apart, its own checks suffice; where it says what is trained on, another one of the
+/// same documents would turn labels around.
 fn check_index(root: &Root, name: &str, manifest: &Manifest) -> Result<(), Status> {
     let Some(index) = settle::index_of(Path::new(name)) else { return Ok(()) };
     let index = index.display().to_string();
@@ -1069,7 +1081,8 @@ mod tests {
             Catalog::new(vec![Root::new(&self.0).expect("it is there")], IoChoice::Buffered)
         }
 
-        /// What a target says of a file: its format, type and origin, where its tokens begin, and how many they are.
+        /// What a target says of a file: its format, type and origin, where its tokens begin, and
+        /// how many they are.
         fn served(&self, name: &str) -> Result<Answer, String> {
             let found = self.catalog().find_all(&[request(name)]);
             found.map(|found| answer(&found[0])).map_err(|status| status.message().to_owned())
@@ -1106,7 +1119,8 @@ mod tests {
         (info.format.clone(), layout.dtype, info.dtype_origin.clone(), place)
     }
 
-    /// A target lists what it serves: descriptions of datasets are none, and what no stream can read has its reason.
+    /// A target lists what it serves: descriptions of datasets are none, and what no stream can
+    /// read has its reason.
     #[test]
     fn a_listing_says_what_streams_can_read() {
         let folder = Folder::new("listing");
@@ -1131,7 +1145,8 @@ mod tests {
         assert_eq!((listed("more/"), listed("x")), (all[..2].to_vec(), Vec::new()));
     }
 
-    /// Headers, indices, marks of other formats and names contradict each other, and everyone settles it the same way.
+    /// Headers, indices, marks of other formats and names contradict each other, and everyone
+    /// settles it the same way.
     #[test]
     fn every_command_and_the_target_say_the_same_of_a_file() {
         let folder = Folder::new("same-answer");
@@ -1219,7 +1234,8 @@ mod tests {
         }
     }
 
-    /// The index beside a file with a header is of the tokens behind it, in the description and when it is sent.
+    /// The index beside a file with a header is of the tokens behind it, in the description and
+    /// when it is sent.
     #[test]
     fn documents_behind_a_header_are_described_and_sent() {
         let folder = Folder::new("headed-documents");

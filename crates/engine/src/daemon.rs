@@ -1,5 +1,5 @@
-//! The two daemons: storage target and DPU. Each starts its engine and its control plane, reports once what
-//! it is and where it serves, and runs until SIGTERM, SIGINT or SIGHUP.
+//! The two daemons: storage target and DPU. Each starts its engine and its control plane, reports
+//! once what it is and where it serves, and runs until SIGTERM, SIGINT or SIGHUP.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -129,7 +129,8 @@ async fn listen(control: SocketAddr) -> Result<(TcpListener, SocketAddr), Error>
     })
 }
 
-/// A gRPC server of either daemon: it detects peers that vanish, and bounds what one connection may do.
+/// A gRPC server of either daemon: it detects peers that vanish, and bounds what one connection may
+/// do.
 fn control_server() -> Server {
     bounded_server()
         .http2_keepalive_interval(Some(KEEP_ALIVE))
@@ -143,8 +144,8 @@ async fn asked_to_end(signals: &mut EndSignals) {
     log::line(format_args!("stopping on {}", signals.received().await));
 }
 
-/// Resolves when the engine's thread has ended without being asked to: its device is gone, or it has panicked.
-/// The service manager should restart a daemon that can only report this.
+/// Resolves when the engine's thread has ended without being asked to: its device is gone, or it
+/// has panicked. The service manager should restart a daemon that can only report this.
 async fn engine_died<C>(commands: &Commands<C>, has_stopped: impl Fn() -> bool) -> Error {
     while !has_stopped() {
         tokio::time::sleep(ENGINE_LOOK).await;
@@ -338,8 +339,8 @@ struct Client {
 }
 
 impl Clients {
-    /// A number for the client behind `connection`, if there is a place or the oldest client that has sent no
-    /// request can be evicted.
+    /// A number for the client behind `connection`, if there is a place or the oldest client that
+    /// has sent no request can be evicted.
     fn admit(&mut self, connection: &Connection) -> Option<u64> {
         if self.served.len() >= MAX_CLIENTS {
             let oldest = self.served.iter().position(|client| client.silent.is_some())?;

@@ -1,7 +1,8 @@
 //! Streams over files of this machine, without target, DPU or socket.
 //!
-//! The batches are those of the same plan over the same files behind a target (C4). Where a name stands for
-//! several files, they are blended in proportion to the samples that the plan makes of them.
+//! The batches are those of the same plan over the same files behind a target (C4). Where a name
+//! stands for several files, they are blended in proportion to the samples that the plan makes of
+//! them.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -30,8 +31,8 @@ use crate::stream::stream_status;
 /// Which stream to open.
 #[derive(Clone, Debug)]
 pub struct FilesConfig {
-    /// The files, in the order of the plan's blend; several files without a blend are blended in proportion
-    /// to their samples.
+    /// The files, in the order of the plan's blend; several files without a blend are blended in
+    /// proportion to their samples.
     pub files: Vec<PathBuf>,
     /// Token type of flat files; when empty, their manifests or their bytes tell it.
     pub dtype: String,
@@ -71,8 +72,8 @@ pub struct DividedFiles {
 }
 
 impl DividedFiles {
-    /// Opens files and divides them. `dtype` is the type of flat files, empty if they tell it; ids are below
-    /// `vocabulary`, if that is not 0.
+    /// Opens files and divides them. `dtype` is the type of flat files, empty if they tell it; ids
+    /// are below `vocabulary`, if that is not 0.
     ///
     /// # Errors
     /// When a file is refused, or the plan makes no sample of it.
@@ -120,7 +121,8 @@ impl DividedFiles {
     }
 }
 
-/// Without weights each file is drawn in proportion to its samples, so under two names it would be drawn twice as often.
+/// Without weights each file is drawn in proportion to its samples, so under two names it would be
+/// drawn twice as often.
 fn check_distinct(found: &[Found]) -> Result<(), Error> {
     let mut seen = HashMap::with_capacity(found.len());
     for Found { info, file, .. } in found {
@@ -279,8 +281,8 @@ fn request(config: &FilesConfig, plan: &Plan, infos: &[DatasetInfo]) -> OpenRequ
     }
 }
 
-/// Names and weights in proportion to the samples of the files: exact where a blend has weights that large,
-/// else to a part in [`MAX_TOTAL_WEIGHT`]. A file without a sample has weight 0.
+/// Names and weights in proportion to the samples of the files: exact where a blend has weights
+/// that large, else to a part in [`MAX_TOTAL_WEIGHT`]. A file without a sample has weight 0.
 ///
 /// # Errors
 /// When no file has a sample.

@@ -1,15 +1,17 @@
-//! Trainers of one job that read one stream: who belongs together, who is still missing, who has left.
+//! Trainers of one job that read one stream: who belongs together, who is still missing, who has
+//! left.
 //!
-//! The trainers of a machine that work on one job open the same stream under one name. The first request opens
-//! it, with a ring for each data-parallel rank; the others take their seats at it. Trainers that need the same
-//! batches (tensor-, pipeline- and context-parallel ones) read one ring together. So what several ranks need is
-//! fetched, blended and copied once.
+//! The trainers of a machine that work on one job open the same stream under one name. The first
+//! request opens it, with a ring for each data-parallel rank; the others take their seats at it.
+//! Trainers that need the same batches (tensor-, pipeline- and context-parallel ones) read one ring
+//! together. So what several ranks need is fetched, blended and copied once.
 //!
-//! A job goes on only with all its ranks. When one leaves a stream that has not ended, the others get every batch
-//! that is ready and then an error that names it, and so they do when one does not come within [`JOIN_LIMIT`].
+//! A job goes on only with all its ranks. When one leaves a stream that has not ended, the others
+//! get every batch that is ready and then an error that names it, and so they do when one does not
+//! come within [`JOIN_LIMIT`].
 //!
-//! A seat is taken once. Who asks for a seat that was taken before begins a new stream under the same name, as a
-//! job does that resumes: the streams of one name do not mix.
+//! A seat is taken once. Who asks for a seat that was taken before begins a new stream under the
+//! same name, as a job does that resumes: the streams of one name do not mix.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -264,7 +266,8 @@ impl Group {
 }
 
 impl Member {
-    /// Looks after those that have not come. Called from time to time; `failed` once the stream has.
+    /// Looks after those that have not come. Called from time to time; `failed` once the stream
+    /// has.
     pub(crate) fn look(&self, stream: &OpenStream, failed: bool) {
         if failed {
             return self.groups.forget(&self.group);

@@ -1,4 +1,5 @@
-//! A stream of the engine, as those hold it who opened it: when the last of them lets go, it is closed.
+//! A stream of the engine, as those hold it who opened it: when the last of them lets go, it is
+//! closed.
 
 use crate::data::dpu::{Command, StreamId};
 use crate::data::{Commands, Signals};

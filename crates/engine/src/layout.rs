@@ -1,5 +1,5 @@
-//! From a request to a stream: checks names and plan, compiles the plan to stages, computes the order of
-//! samples.
+//! From a request to a stream: checks names and plan, compiles the plan to stages, computes the
+//! order of samples.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -24,7 +24,8 @@ pub struct Layout {
     pub plan: String,
     /// The order of samples.
     pub order: StreamOrder,
-    /// Datasets, in the order of the blend; then the loss weights of those that have some, if they are delivered.
+    /// Datasets, in the order of the blend; then the loss weights of those that have some, if they
+    /// are delivered.
     pub sources: Vec<ReaderSource>,
     /// Their names, then those of their loss weights, as the sources are.
     pub names: Vec<String>,
@@ -35,8 +36,8 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Bytes of staging buffers that the stream needs. Preparing its schedule costs time that grows with
-    /// them, so they are checked first.
+    /// Bytes of staging buffers that the stream needs. Preparing its schedule costs time that grows
+    /// with them, so they are checked first.
     pub fn memory_needed(&self) -> u64 {
         Reader::memory_needed(&self.order, &self.sources)
     }
@@ -88,7 +89,8 @@ pub(crate) fn parse(text: &str) -> Result<Plan, Error> {
     })
 }
 
-/// Checks the description of a dataset by its target. Bytes are never taken for tokens: they have to be asked for.
+/// Checks the description of a dataset by its target. Bytes are never taken for tokens: they have
+/// to be asked for.
 fn token_file((info, asked): (&DatasetInfo, &DatasetRef)) -> Result<TokenFile, Error> {
     let bad = |why: &str| Error::invalid(format!("{}: the target's description: {why}", info.name));
     let is_asked = |dtype: &Dtype| (*dtype == Dtype::U8) == (asked.dtype == BYTES);
@@ -181,7 +183,8 @@ pub struct Divided {
 }
 
 impl Divided {
-    /// Takes the sizes of blocks from a plan that has got its blend: they depend on it where datasets are many.
+    /// Takes the sizes of blocks from a plan that has got its blend: they depend on it where
+    /// datasets are many.
     pub(crate) fn in_blocks_of(&mut self, plan: &Plan) -> Result<(), OrderError> {
         if plan.pack().is_none() && plan.megatron().is_none() {
             for (dataset, layout) in self.layouts.iter_mut().enumerate() {
@@ -192,8 +195,9 @@ impl Divided {
     }
 }
 
-/// Divides datasets into samples, which depends on the whole plan but the weights above 0 of its blend. `asked` are
-/// the requests that `infos` answer; `documents` are theirs if the plan needs them, else there are none.
+/// Divides datasets into samples, which depends on the whole plan but the weights above 0 of its
+/// blend. `asked` are the requests that `infos` answer; `documents` are theirs if the plan needs
+/// them, else there are none.
 ///
 /// # Errors
 /// When the plan has no samples of a dataset, and names it.
@@ -220,7 +224,8 @@ pub fn divide(
             check_records(info, plan.window())?;
         }
         let layout = match plan.layout(dataset, file) {
-            // Of several files that are blended by their samples, one without any is drawn from as often as that.
+            // Of several files that are blended by their samples, one without any is drawn from as
+            // often as that.
             Err(OrderError::NoSample { .. } | OrderError::EmptyPart { .. }) if is_one_of_many => {
                 without_samples(plan, file)
             }
@@ -237,7 +242,8 @@ pub fn divide(
     Ok(Divided { layouts, cuts, documents: Vec::new() })
 }
 
-/// Labels of datasets that say which of their tokens are targets: that others are trained on should be nobody's surprise.
+/// Labels of datasets that say which of their tokens are targets: that others are trained on should
+/// be nobody's surprise.
 fn check_targets(plan: &Plan, infos: &[DatasetInfo]) -> Result<(), Error> {
     let mut drawn = (0..).zip(infos).filter(|(dataset, _)| plan.draws(*dataset));
     match plan.labels() {
@@ -281,7 +287,8 @@ fn check_targets(plan: &Plan, infos: &[DatasetInfo]) -> Result<(), Error> {
     }
 }
 
-/// The loss weights of those datasets that have some, where the plan delivers them, with their places in the blend.
+/// The loss weights of those datasets that have some, where the plan delivers them, with their
+/// places in the blend.
 pub(crate) fn loss_weights<'a>(
     plan: &Plan,
     infos: &'a [DatasetInfo],
@@ -291,7 +298,8 @@ pub(crate) fn loss_weights<'a>(
     infos.filter_map(|(at, info)| Some((at, info.loss_weights.as_deref()?)))
 }
 
-/// Whether every dataset that is drawn from has loss weights where the plan delivers them, one for each token.
+/// Whether every dataset that is drawn from has loss weights where the plan delivers them, one for
+/// each token.
 fn check_loss_weights(plan: &Plan, infos: &[DatasetInfo]) -> Result<(), Error> {
     let Some(asked) = plan.loss_weights() else {
         return Ok(());
@@ -327,8 +335,9 @@ fn without_samples(plan: &Plan, file: TokenFile) -> SampleLayout {
     SampleLayout::without_samples(file, window, overlap)
 }
 
-/// Lays out the stream. `infos` describe the datasets of the request, in the order of the blend; `divided` are the
-/// same; tables of an order take at most `order_bytes`; `compile` decides where the plan's stages run.
+/// Lays out the stream. `infos` describe the datasets of the request, in the order of the blend;
+/// `divided` are the same; tables of an order take at most `order_bytes`; `compile` decides where
+/// the plan's stages run.
 pub fn plan(
     request: &OpenRequest,
     infos: &[DatasetInfo],
@@ -471,8 +480,8 @@ fn check_selection(plan: &Plan) -> Result<(), Error> {
                LIST or --keep LIST, and --dedup within"))
 }
 
-/// The same id means another token in another vocabulary, so what a model would learn of such a blend is noise. Nothing
-/// is said where a manifest does not name the vocabulary.
+/// The same id means another token in another vocabulary, so what a model would learn of such a
+/// blend is noise. Nothing is said where a manifest does not name the vocabulary.
 fn check_tokenizers(plan: &Plan, infos: &[DatasetInfo]) -> Result<(), Error> {
     if plan.mixes_tokenizers() {
         return Ok(());
@@ -518,8 +527,8 @@ fn check_parts(plan: &Plan, infos: &[DatasetInfo]) -> Result<(), Error> {
     }
 }
 
-/// Manifests tell the largest id and the smallest, so a plan that cannot deliver one is refused now and not at the block
-/// that has it. A table, a module or a selection may leave it out.
+/// Manifests tell the largest id and the smallest, so a plan that cannot deliver one is refused now
+/// and not at the block that has it. A table, a module or a selection may leave it out.
 ///
 /// # Errors
 /// Names the dataset and the id.
@@ -625,7 +634,8 @@ fn unlisted(error: &MegatronError, names: &[String]) -> Error {
     }
 }
 
-/// Megatron-core shuffles sequences, and the tables of documents do not tell where those of a document are.
+/// Megatron-core shuffles sequences, and the tables of documents do not tell where those of a
+/// document are.
 fn check_sequences(infos: &[DatasetInfo]) -> Result<(), Error> {
     for info in infos {
         // Before a selection dropped some.
@@ -691,7 +701,8 @@ fn check_numbers(delivery: &Delivery) -> Result<(), Error> {
     Err(Error::invalid(text).hint("--first-batch counts batches from 0; --batches how many follow"))
 }
 
-/// Bytes of a slot that nobody chose: enough for many batches where they are small, and for one where it is large.
+/// Bytes of a slot that nobody chose: enough for many batches where they are small, and for one
+/// where it is large.
 fn slot_for(batch_bytes: u64) -> u32 {
     const LEAST: u64 = 1 << 20;
     let slot = batch_bytes.max(LEAST).next_multiple_of(PAGE_BYTES);

@@ -16,8 +16,8 @@
 //! | [`budget`] | how much memory rings and tables of documents of a DPU may take |
 //! | [`status`] | counters by name |
 //!
-//! The command line, its output and exit codes belong to the binary. Whether a packet or a block is valid is
-//! decided in `roce` and `xio`; the machine is reached through `nic` and `host`. What
+//! The command line, its output and exit codes belong to the binary. Whether a packet or a block is
+//! valid is decided in `roce` and `xio`; the machine is reached through `nic` and `host`. What
 //! every daemon has, its log and its admission of callers for example, is in `service`.
 
 pub mod action;

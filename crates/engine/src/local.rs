@@ -1,7 +1,7 @@
 //! A DPU inside a trainer's own process, for streams without offload.
 //!
-//! The trainer talks to it as to a daemon, over a pair of sockets: batches and messages are the same (C4).
-//! It serves one stream and ends with it.
+//! The trainer talks to it as to a daemon, over a pair of sockets: batches and messages are the
+//! same (C4). It serves one stream and ends with it.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::thread::JoinHandle;
@@ -99,8 +99,8 @@ fn host_config(config: &LocalConfig, roce: SocketAddr) -> Result<HostConfig, Err
     Ok(HostConfig { roce, device, memory, congestion, rate_limit_bps, mtu, loss_ppm, seed })
 }
 
-/// Starts an engine at the configured address, or at one from which the target can be reached: on the RoCE
-/// port if it is free, else on any port.
+/// Starts an engine at the configured address, or at one from which the target can be reached: on
+/// the RoCE port if it is free, else on any port.
 fn start_engine(config: &LocalConfig) -> Result<DpuEngine, Error> {
     if let Some(roce) = config.roce {
         return DpuEngine::start(host_config(config, roce)?).map_err(Error::from);

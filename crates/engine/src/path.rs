@@ -1,10 +1,12 @@
-//! What keeps a stream from its target: which packets still pass, in words, and where that is shown.
+//! What keeps a stream from its target: which packets still pass, in words, and where that is
+//! shown.
 //!
-//! A lost connection shows by itself what the path carried while it lasted: whether the control plane answered,
-//! whether requests (small packets, both ways with their acknowledgements) got through, and whether data (packets
-//! of the path MTU) did. Where requests got through and the target says that its data was never acknowledged, the next
-//! connection takes a smaller path MTU ([`PathMtus`]): the data itself is the probe. No other packet is sent to find
-//! out. That no data came proves nothing of the path: the target's storage may hang, or its process ended.
+//! A lost connection shows by itself what the path carried while it lasted: whether the control
+//! plane answered, whether requests (small packets, both ways with their acknowledgements) got
+//! through, and whether data (packets of the path MTU) did. Where requests got through and the
+//! target says that its data was never acknowledged, the next connection takes a smaller path MTU
+//! ([`PathMtus`]): the data itself is the probe. No other packet is sent to find out. That no data
+//! came proves nothing of the path: the target's storage may hang, or its process ended.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -40,7 +42,8 @@ impl Traffic {
 pub(crate) struct Ending {
     /// Our queue pair ended because nothing was acknowledged.
     pub(crate) gave_up: bool,
-    /// Of the data that the target sent with all its retries and nothing acknowledged, if it says so.
+    /// Of the data that the target sent with all its retries and nothing acknowledged, if it says
+    /// so.
     pub(crate) unacknowledged_bytes: u32,
     /// Nothing went as packets: the target is a process of this machine.
     pub(crate) is_direct: bool,
@@ -84,7 +87,8 @@ impl PathState {
         if self == PathState::Untried { before } else { self }
     }
 
-    /// The error of a stream whose target answers the control plane, while its connections fail like this.
+    /// The error of a stream whose target answers the control plane, while its connections fail
+    /// like this.
     pub(crate) fn error(self, target: &str, ours: SocketAddr, peer: Option<PeerPath>) -> Error {
         let theirs = peer.map_or_else(|| target.to_owned(), |peer| peer.roce.to_string());
         let at_all = format!("target {target} accepts control connections, but");
@@ -114,8 +118,8 @@ impl PathState {
 const NARROW: &str = "a link or tunnel has a smaller MTU than the interfaces at its ends; raise it, or lower theirs: \
      ip link set DEV mtu 1500";
 
-/// How long a path is remembered to drop large packets (RFC 8899, section 5.1.1: the timer before a larger one is
-/// tried is 600 s).
+/// How long a path is remembered to drop large packets (RFC 8899, section 5.1.1: the timer before a
+/// larger one is tried is 600 s).
 const REMEMBERED: Duration = Duration::from_secs(600);
 
 /// Path MTUs below those of the links, as connections found them. Shared by all streams of a DPU.
@@ -146,8 +150,8 @@ impl PathMtus {
         self.lock().get(target).map_or(u32::MAX, |path| path.limit)
     }
 
-    /// Packets with this payload do not arrive, smaller ones do. Returns the payload to try next: that of Ethernet
-    /// with 1,500 bytes, then the smaller ones; `None` when there is none.
+    /// Packets with this payload do not arrive, smaller ones do. Returns the payload to try next:
+    /// that of Ethernet with 1,500 bytes, then the smaller ones; `None` when there is none.
     pub(crate) fn lower(&self, target: &str, dropped: u32) -> Option<u32> {
         let limit = [1024, 512, SMALLEST_MTU].into_iter().find(|&limit| limit < dropped)?;
         let (is_proven, found) = (false, Instant::now());
@@ -160,7 +164,8 @@ impl PathMtus {
         self.lock().get(target).is_some_and(|path| !path.is_proven)
     }
 
-    /// Data arrives from the target. Returns what it proves of a path that dropped large packets, the first time.
+    /// Data arrives from the target. Returns what it proves of a path that dropped large packets,
+    /// the first time.
     pub(crate) fn prove(&self, target: &str) -> Option<String> {
         let mut paths = self.lock();
         let path = paths.get_mut(target).filter(|path| !path.is_proven)?;
@@ -206,8 +211,8 @@ impl Waiting {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// An open stream, which does not wait. Only of such streams anything is noted: the task that notes ends later
-    /// than its stream.
+    /// An open stream, which does not wait. Only of such streams anything is noted: the task that
+    /// notes ends later than its stream.
     pub(crate) fn enter(&self, stream: StreamId) {
         self.lock().insert(stream, None);
     }
@@ -321,7 +326,8 @@ mod tests {
         assert_eq!((paths.towards("t"), paths.notes().len()), (u32::MAX, 0));
     }
 
-    /// A task that is aborted may still be noting something: a note of a stream that is closed would stay.
+    /// A task that is aborted may still be noting something: a note of a stream that is closed
+    /// would stay.
     #[test]
     fn nothing_is_noted_of_a_closed_stream() {
         let (waiting, stream) = (Waiting::default(), StreamId::default());

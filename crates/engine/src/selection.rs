@@ -1,8 +1,9 @@
 //! Which documents a stream draws from: what is left after the plan's filter and deduplication.
 //!
-//! Tables, hashes and list come from a target or from files of this machine; [`xio::documents::select`] decides. What
-//! was dropped is told in the descriptions of the datasets, and so is the fingerprint of what is left: positions of
-//! streams over other documents do not agree.
+//! Tables, hashes and list come from a target or from files of this machine;
+//! [`xio::documents::select`] decides. What was dropped is told in the descriptions of the
+//! datasets, and so is the fingerprint of what is left: positions of streams over other documents
+//! do not agree.
 
 use std::hash::Hasher;
 
@@ -21,8 +22,8 @@ static DUPLICATES: Event = Event::new("dpu.duplicate_documents");
 /// Documents dropped by the streams of this process.
 pub(crate) static EVENTS: [&Event; 2] = [&FILTERED, &DUPLICATES];
 
-/// Applies a selection, and the split of packed documents, to what was received for the datasets that `infos` describe;
-/// `draws` says whether the plan draws from one.
+/// Applies a selection, and the split of packed documents, to what was received for the datasets
+/// that `infos` describe; `draws` says whether the plan draws from one.
 ///
 /// # Errors
 /// When nothing is left of a dataset that is drawn from.
@@ -88,8 +89,8 @@ fn describe(info: &mut DatasetInfo, Kept { documents, filtered, duplicates }: &K
     DUPLICATES.add(duplicates.documents);
 }
 
-/// The XXH3 hash (64 bits) of the first token and the tokens of each document, as 64-bit little-endian numbers; 1 in
-/// place of 0.
+/// The XXH3 hash (64 bits) of the first token and the tokens of each document, as 64-bit
+/// little-endian numbers; 1 in place of 0.
 fn fingerprint(documents: &Documents) -> u64 {
     let mut hash = XxHash3_64::new();
     for range in documents.iter() {

@@ -1,4 +1,5 @@
-//! Counters by name: one flat list per process, the same in the status call, the tests and `--json`.
+//! Counters by name: one flat list per process, the same in the status call, the tests and
+//! `--json`.
 
 use std::collections::BTreeMap;
 
@@ -237,8 +238,8 @@ mod tests {
         assert_eq!(sum.0.len(), 25);
     }
 
-    /// A counter that is never shown is useless. `nic`'s consumer and its shared ports are not here:
-    /// they belong to processes without a status call.
+    /// A counter that is never shown is useless. `nic`'s consumer and its shared ports are not
+    /// here: they belong to processes without a status call.
     #[test]
     fn every_counter_has_a_name() {
         assert_all_named(&ReaderCounters::default(), reader_counters(&Default::default()));

@@ -1,11 +1,11 @@
 //! The DPU's side of a stream: from a client's request to a running stream, and keeping it running.
 //!
-//! A client sends an [`OpenRequest`] over a local socket and receives the descriptors of its ring on it; trainers
-//! of one job may read one stream together (`group`). After
-//! that the socket shows that the client is alive, and carries requests for counters. One thread serves one
-//! client. A control task beside it holds the session with the target: when the target is lost the stream
-//! pauses, the task reconnects with growing delays, and the stream continues where it was (C4). When the
-//! target is lost for too long, the stream ends with an error that names it.
+//! A client sends an [`OpenRequest`] over a local socket and receives the descriptors of its ring
+//! on it; trainers of one job may read one stream together (`group`). After that the socket shows
+//! that the client is alive, and carries requests for counters. One thread serves one client. A
+//! control task beside it holds the session with the target: when the target is lost the stream
+//! pauses, the task reconnects with growing delays, and the stream continues where it was (C4).
+//! When the target is lost for too long, the stream ends with an error that names it.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -48,7 +48,8 @@ use crate::proto::{
 use crate::selection;
 use crate::status;
 
-/// Largest request for a stream, in bytes: a plan over as many datasets as there may be, and their names.
+/// Largest request for a stream, in bytes: a plan over as many datasets as there may be, and their
+/// names.
 pub const MAX_REQUEST: usize = 2 << 20;
 
 /// Largest message on the local socket after it, in bytes.
@@ -62,7 +63,8 @@ pub(crate) const REOPEN_HINT: &str =
 const RETRY_FIRST: Duration = Duration::from_millis(50);
 const RETRY_LONGEST: Duration = Duration::from_secs(1);
 
-/// A connection that lasted this long was good, even if the host was too slow for any data to arrive.
+/// A connection that lasted this long was good, even if the host was too slow for any data to
+/// arrive.
 const SETTLED: Duration = Duration::from_secs(2);
 
 /// How often a connection after a failed one is asked whether data arrives.
@@ -176,8 +178,8 @@ fn receive_request(connection: &Connection) -> Result<OpenRequest, Error> {
         .map_err(|error| Error::invalid(format!("cannot decode the request: {error}")))
 }
 
-/// Replies to requests for counters until the client closes its connection, or until the engine has stopped:
-/// the client notices that its socket is closed.
+/// Replies to requests for counters until the client closes its connection, or until the engine has
+/// stopped: the client notices that its socket is closed.
 fn attend(connection: &Connection, stream: &OpenStream, member: Option<&Member>) {
     let mut failed = false;
     loop {
@@ -280,7 +282,8 @@ fn create_rings(
     Ok(rings.into_iter().unzip())
 }
 
-/// The documents that a plan draws from, and their share of the memory for them. `infos` get to tell what it drops.
+/// The documents that a plan draws from, and their share of the memory for them. `infos` get to
+/// tell what it drops.
 fn documents_of(
     context: &DpuContext,
     control: &TargetControl,
@@ -393,8 +396,9 @@ fn open(
     Ok((stream, opened, fds))
 }
 
-/// Limits how long a stream lasts without a good connection: while the target is lost, and while connections
-/// are established but fail at once. Those must not restart the time, or reconnecting would never end.
+/// Limits how long a stream lasts without a good connection: while the target is lost, and while
+/// connections are established but fail at once. Those must not restart the time, or reconnecting
+/// would never end.
 struct ReconnectLimit {
     limit: Duration,
     /// When the target was last known to be good.
@@ -413,7 +417,8 @@ impl ReconnectLimit {
             PathState::Open => true,
             // The host may have been too slow for any request to be sent.
             PathState::Untried => lived >= SETTLED,
-            // Such a connection shows nothing good, but after this long the time of an earlier loss is over.
+            // Such a connection shows nothing good, but after this long the time of an earlier loss
+            // is over.
             PathState::SmallOnly(_) | PathState::Silent | PathState::Closed => lived >= self.limit,
         };
         if was_good {
@@ -492,8 +497,8 @@ impl Keeper {
         Ok(session)
     }
 
-    /// The target's process, if it is one of this machine that takes packets through shared memory. Getting to know it
-    /// takes seconds if it is stopped.
+    /// The target's process, if it is one of this machine that takes packets through shared memory.
+    /// Getting to know it takes seconds if it is stopped.
     async fn local_peer(&self, target: SocketAddr) -> LocalPeer {
         let discovery = self.context.discovery.clone()?;
         let discover = move || discovery.discover(target, local_peers::OWN_PORT);
@@ -508,7 +513,8 @@ impl Keeper {
         target.map_or(LARGEST_MTU, |target| mtu_towards(self.context.roce.ip(), target))
     }
 
-    /// Refuses datasets that have changed: the schedule was made for the old ones, so batches would be wrong.
+    /// Refuses datasets that have changed: the schedule was made for the old ones, so batches would
+    /// be wrong.
     fn check_unchanged(&self, now: &[DatasetInfo], target: &str) -> Result<(), Error> {
         let changed = self.infos.iter().zip(now).find_map(|(then, now)| {
             then.identity().difference(&now.identity()).map(|how| (then.name.as_str(), how))
@@ -563,8 +569,8 @@ impl Keeper {
         }
     }
 
-    /// Waits until the connection is lost, and says why and how; `None` when the stream is over. Data that arrives after
-    /// `before` ends what the status says of its waiting.
+    /// Waits until the connection is lost, and says why and how; `None` when the stream is over.
+    /// Data that arrives after `before` ends what the status says of its waiting.
     async fn lose(
         &self,
         session: &mut Session,
@@ -610,7 +616,8 @@ impl Keeper {
         }
     }
 
-    /// Makes the next connection use smaller packets, if the last one has shown that large ones do not arrive.
+    /// Makes the next connection use smaller packets, if the last one has shown that large ones do
+    /// not arrive.
     fn lower_mtu(&self, path: PathState) {
         let PathState::SmallOnly(dropped) = path else { return };
         if let Some(limit) = self.context.path_mtus.lower(&self.request.target, dropped) {
@@ -637,8 +644,8 @@ impl Keeper {
         }
     }
 
-    /// Retries until the target accepts a session. Gives up when that takes too long, or when the session is
-    /// refused for a permanent reason.
+    /// Retries until the target accepts a session. Gives up when that takes too long, or when the
+    /// session is refused for a permanent reason.
     async fn reconnect(&mut self, limit: &mut ReconnectLimit, path: PathState) -> Option<Session> {
         let of_path = path.error(&self.request.target, self.context.roce, self.peer);
         let mut error = of_path.clone();
@@ -694,7 +701,8 @@ impl Keeper {
 mod tests {
     use super::*;
 
-    /// A connection that lasted longer than the limit is a new start, whatever ended it; shorter ones that failed are not.
+    /// A connection that lasted longer than the limit is a new start, whatever ended it; shorter
+    /// ones that failed are not.
     #[test]
     fn the_time_of_an_earlier_loss_ends_with_a_long_connection() {
         let limit = Duration::from_millis(30);

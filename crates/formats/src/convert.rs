@@ -6,10 +6,11 @@
 //!
 //! A selection of documents by their hashes costs a pass over the source before.
 //!
-//! Everything is written in a hidden folder beside the output, which gets its name only when it was read back and its
-//! tokens and documents are those of the source. Now and then the writer puts its files on the disk, and the journal
-//! in that folder says how far the source is in them: the same command goes on from there after a crash, whatever the
-//! moment. A journal of another command or of files that have changed is not used.
+//! Everything is written in a hidden folder beside the output, which gets its name only when it was
+//! read back and its tokens and documents are those of the source. Now and then the writer puts its
+//! files on the disk, and the journal in that folder says how far the source is in them: the same
+//! command goes on from there after a crash, whatever the moment. A journal of another command or
+//! of files that have changed is not used.
 
 mod choice;
 mod copy;
@@ -235,7 +236,8 @@ pub fn census(
 /// Converts a dataset.
 ///
 /// # Errors
-/// Nothing has the name of the output then. After an error of the disk, the same command goes on where this one ended.
+/// Nothing has the name of the output then. After an error of the disk, the same command goes on
+/// where this one ended.
 pub fn convert(job: &Job, watch: &mut dyn FnMut(Event)) -> Result<Summary, Error> {
     Staging::recall(&job.output)?;
     check_output(job)?;
@@ -448,7 +450,8 @@ impl Run<'_> {
         copier.finish()
     }
 
-    /// Whether the ids of a chunk, which begins at this token of the source, are below the vocabulary.
+    /// Whether the ids of a chunk, which begins at this token of the source, are below the
+    /// vocabulary.
     fn check_vocabulary(&self, chunk: &Chunk, position: u64) -> Result<(), Error> {
         let Some(vocab) = self.job.read.vocabulary else { return Ok(()) };
         let dtype = self.dtype();
@@ -599,8 +602,8 @@ impl Run<'_> {
         })
     }
 
-    /// The part of a split that the source is: so is the output, whose documents are documents of the source. It names
-    /// the other part as that was.
+    /// The part of a split that the source is: so is the output, whose documents are documents of
+    /// the source. It names the other part as that was.
     fn split(&self) -> Option<Split> {
         let layout = self.source.layout();
         let split = layout.manifest.as_ref()?.split.clone()?;

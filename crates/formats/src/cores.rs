@@ -1,10 +1,11 @@
-//! Work on all cores: threads that take the next part until none is left. What a part is does not belong here.
+//! Work on all cores: threads that take the next part until none is left. What a part is does not
+//! belong here.
 
 use std::io;
 use std::thread;
 
-/// Runs `work` on as many threads as there are cores, this one among them, but on no more than `parts`. The first
-/// error counts; all threads have ended then.
+/// Runs `work` on as many threads as there are cores, this one among them, but on no more than
+/// `parts`. The first error counts; all threads have ended then.
 pub(crate) fn on_all(
     parts: usize,
     work: impl Fn() -> io::Result<()> + Copy + Send,

@@ -1,7 +1,8 @@
 //! A checksum of a sequence of integers that does not depend on their type.
 //!
-//! The digest of values `v1 … vn` is the polynomial `v1·R^(n-1) + … + vn` modulo the prime `2^61 - 1`, for a fixed `R`.
-//! A file of `u16` and the same ids as `i64` have the same digest. It detects accidents, not attackers.
+//! The digest of values `v1 … vn` is the polynomial `v1·R^(n-1) + … + vn` modulo the prime
+//! `2^61 - 1`, for a fixed `R`. A file of `u16` and the same ids as `i64` have the same digest. It
+//! detects accidents, not attackers.
 
 use serde::{Deserialize, Serialize};
 use xio::dataset::Dtype;

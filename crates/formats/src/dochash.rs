@@ -1,8 +1,9 @@
 //! Hashes of documents: the sidecar beside a token file that holds them, and lists of them.
 //!
-//! The hash of a document is the XXH3 hash (64 bits) of its ids as signed 64-bit little-endian numbers, so the same text
-//! has the same hash in files of any type. A sidecar says which documents of which file it is of; whether that is the file
-//! beside it is for the caller to compare. Sidecars and lists are input from outside: sizes are checked before use.
+//! The hash of a document is the XXH3 hash (64 bits) of its ids as signed 64-bit little-endian
+//! numbers, so the same text has the same hash in files of any type. A sidecar says which documents
+//! of which file it is of; whether that is the file beside it is for the caller to compare.
+//! Sidecars and lists are input from outside: sizes are checked before use.
 //!
 //! ```text
 //! offset  bytes  field, numbers are 64 bits and little-endian
@@ -70,8 +71,8 @@ pub struct Subject {
 }
 
 impl Subject {
-    /// How it differs from what is there `now`. Two manifests decide by their contents; without two the files must be
-    /// the same.
+    /// How it differs from what is there `now`. Two manifests decide by their contents; without two
+    /// the files must be the same.
     pub fn difference(&self, now: &Subject) -> Option<&'static str> {
         let table = |of: &Subject| (of.documents, of.tokens, of.lengths);
         if table(self) != table(now) {
@@ -310,8 +311,8 @@ fn hash_of(line: &[u8]) -> Result<Option<u64>, ()> {
     if all_hex { u64::from_str_radix(text, 16).map(Some).map_err(drop) } else { Err(()) }
 }
 
-/// Computes the hash of each document of a file, on all cores. `watch` gets the tokens that were read since it was
-/// called before, on any thread.
+/// Computes the hash of each document of a file, on all cores. `watch` gets the tokens that were
+/// read since it was called before, on any thread.
 ///
 /// # Errors
 /// When the file cannot be read.

@@ -1,8 +1,9 @@
 //! The documents of a token file, as the Megatron index beside it describes them.
 //!
-//! An index takes at least 12 bytes for each sequence and may have gigabytes, so it is never held: [`IndexReader`]
-//! reads its three arrays side by side in blocks and gives the length of one document after the other. The whole
-//! index is checked on the way, and it has been found to describe its file only when [`IndexReader::finish`] says so.
+//! An index takes at least 12 bytes for each sequence and may have gigabytes, so it is never held:
+//! [`IndexReader`] reads its three arrays side by side in blocks and gives the length of one
+//! document after the other. The whole index is checked on the way, and it has been found to
+//! describe its file only when [`IndexReader::finish`] says so.
 
 use std::fs::File;
 use std::hash::Hasher;
@@ -31,8 +32,8 @@ pub struct Described {
     pub dtype: Option<Dtype>,
 }
 
-/// Identifies a table of documents: the XXH3 hash (64 bits) of the length of each as a 64-bit little-endian number.
-/// It is never 0.
+/// Identifies a table of documents: the XXH3 hash (64 bits) of the length of each as a 64-bit
+/// little-endian number. It is never 0.
 #[derive(Clone, Default)]
 pub struct Fingerprint {
     hash: XxHash3_64,
@@ -84,8 +85,8 @@ pub enum Entry {
     },
 }
 
-/// Identifies a table of sequences: the XXH3 hash (64 bits) of [`code`](Sequences::code) of each as a 32-bit
-/// little-endian number. It is never 0.
+/// Identifies a table of sequences: the XXH3 hash (64 bits) of [`code`](Sequences::code) of each as
+/// a 32-bit little-endian number. It is never 0.
 #[derive(Clone, Default)]
 pub struct Sequences {
     hash: XxHash3_64,
@@ -100,8 +101,8 @@ impl Sequences {
         tokens << 1 | u32::from(is_last)
     }
 
-    /// Takes the next entry of an index. Returns the number of the sequence that is known by it; a document without
-    /// any counts as one without tokens.
+    /// Takes the next entry of an index. Returns the number of the sequence that is known by it; a
+    /// document without any counts as one without tokens.
     pub fn push(&mut self, entry: Entry) -> Option<u32> {
         let (tokens, is_last) = match entry {
             // An index stores 31 bits.
@@ -169,8 +170,8 @@ impl Column {
     }
 }
 
-/// Reads an index once, from its first document to its last. Sequences of one document are joined, and those behind
-/// the last document are an error.
+/// Reads an index once, from its first document to its last. Sequences of one document are joined,
+/// and those behind the last document are an error.
 #[derive(Debug)]
 pub struct IndexReader {
     path: PathBuf,
@@ -188,7 +189,8 @@ impl IndexReader {
     /// Begins to read an index. Errors name it `path`, which is not opened.
     ///
     /// # Errors
-    /// When it cannot be read, is no index, or has other tokens or more documents than are supported.
+    /// When it cannot be read, is no index, or has other tokens or more documents than are
+    /// supported.
     pub fn new(path: &Path, file: File, of: Described) -> Result<IndexReader, Error> {
         let read = Error::read(path);
         let len = file.metadata().map_err(read)?.len();
@@ -311,7 +313,8 @@ mod tests {
     use std::io::Write;
     use xio::dataset::megatron;
 
-    /// An index of sequences of these lengths and documents that end behind these sequences, of `u16`.
+    /// An index of sequences of these lengths and documents that end behind these sequences, of
+    /// `u16`.
     fn index(lengths: &[i32], ends: &[i64]) -> Vec<u8> {
         let mut bytes = megatron::MAGIC.to_vec();
         bytes.extend(1_u64.to_le_bytes());
@@ -369,7 +372,8 @@ mod tests {
             });
             numbers.unwrap();
             assert_eq!(found, expected);
-            // Twice the tokens of each sequence; odd is the last of a document, which an empty one has, too.
+            // Twice the tokens of each sequence; odd is the last of a document, which an empty one
+            // has, too.
             let ends: Vec<u32> = all.iter().map(|code| code & 1).collect();
             let count =
                 |documents: &[u64]| documents.iter().map(|count| (*count).max(1)).sum::<u64>();

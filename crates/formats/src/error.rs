@@ -116,7 +116,8 @@ impl Error {
         Error::Refused { path: path.to_owned(), why: why.into(), hint: hint.into() }
     }
 
-    /// What is asked for needs a feature that this build does not have. Every program of the project says it so.
+    /// What is asked for needs a feature that this build does not have. Every program of the
+    /// project says it so.
     #[cfg(not(all(feature = "parquet", feature = "zstd")))]
     pub(crate) fn not_built(path: &Path, what: &str, feature: &str) -> Error {
         let why =

@@ -69,8 +69,8 @@ impl Kind {
         matches!(self, Kind::Mds | Kind::LitData)
     }
 
-    /// The type in which tokens of this type are stored unless the user chooses another: the same, or the signed one
-    /// of the same width where the format has no other.
+    /// The type in which tokens of this type are stored unless the user chooses another: the same,
+    /// or the signed one of the same width where the format has no other.
     pub const fn stored(self, dtype: Dtype) -> Dtype {
         match (self, dtype) {
             (Kind::Megatron, Dtype::U32) => Dtype::I32,

@@ -1,7 +1,7 @@
 //! Token datasets in the formats of other libraries: read, written, described and converted.
 //!
-//! One model covers all formats: a dataset is a sequence of documents, each a run of integers of one type. A format
-//! without documents holds one.
+//! One model covers all formats: a dataset is a sequence of documents, each a run of integers of
+//! one type. A format without documents holds one.
 //!
 //! | module | what it holds |
 //! |---|---|
@@ -12,9 +12,10 @@
 //! | [`documents`] | the lengths of documents, from the index beside a file |
 //! | [`settle`] | which type the tokens of a flat file have, and who says so |
 //!
-//! Files are hostile: every length and offset is checked before it is used, memory is bounded whatever they say, and
-//! every refusal names the file. Networking and commands do not belong here; headers of flat, NumPy and Megatron files
-//! are described by [`xio::dataset`], which reads nothing itself.
+//! Files are hostile: every length and offset is checked before it is used, memory is bounded
+//! whatever they say, and every refusal names the file. Networking and commands do not belong here;
+//! headers of flat, NumPy and Megatron files are described by [`xio::dataset`], which reads nothing
+//! itself.
 
 pub mod convert;
 mod cores;

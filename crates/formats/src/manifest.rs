@@ -1,9 +1,9 @@
 //! The manifest of a dataset: a small file beside it that says what its bytes are.
 //!
-//! A flat file does not record its token type, and no token file records checksums. The manifest of `web.bin` is
-//! `web.bin.dquant.json`, that of a folder is `dquant.json` in it; `docs/formats.md` describes every field. A manifest
-//! is input from outside: its size, names and numbers are checked before use, and one that contradicts its dataset is
-//! an error, never ignored.
+//! A flat file does not record its token type, and no token file records checksums. The manifest of
+//! `web.bin` is `web.bin.dquant.json`, that of a folder is `dquant.json` in it; `docs/formats.md`
+//! describes every field. A manifest is input from outside: its size, names and numbers are checked
+//! before use, and one that contradicts its dataset is an error, never ignored.
 
 use std::fs::{self, File};
 use std::io;
@@ -25,7 +25,8 @@ pub const BLOCK_BYTES: u64 = 1 << 20;
 /// Largest manifest that is read, in bytes: checksums of 7 TiB.
 pub const MAX_BYTES: u64 = 64 << 20;
 
-/// Most sequences of a document whose sequences take turns: a table is sent in pieces of whole documents.
+/// Most sequences of a document whose sequences take turns: a table is sent in pieces of whole
+/// documents.
 pub const MAX_TURNS: u64 = 1 << 14;
 
 /// What is appended to the name of a file.
@@ -60,10 +61,12 @@ pub struct Manifest {
     /// The id that ends every document and occurs nowhere else.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eos: Option<u64>,
-    /// Whether the sequences of each document take turns: tokens that a model is not trained to say, then tokens that it is, and so on.
+    /// Whether the sequences of each document take turns: tokens that a model is not trained to
+    /// say, then tokens that it is, and so on.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub targets: bool,
-    /// The other part, where the documents were split into two datasets. Not part of the fingerprint.
+    /// The other part, where the documents were split into two datasets. Not part of the
+    /// fingerprint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub split: Option<Split>,
     block_bytes: u64,
@@ -354,8 +357,8 @@ impl Manifest {
         crate::whole::write(path, text.as_bytes())
     }
 
-    /// Compares every block of one of the files with its checksum; `file` is that of this name. A file that the
-    /// manifest does not name is not compared.
+    /// Compares every block of one of the files with its checksum; `file` is that of this name. A
+    /// file that the manifest does not name is not compared.
     ///
     /// # Errors
     /// Says how it differs, or why it cannot be read.

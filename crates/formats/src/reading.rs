@@ -7,9 +7,9 @@
 //!      +------------- parts in order (bounded) ---------------> the caller
 //! ```
 //!
-//! Every reader opens parts and casts their tokens to the wanted type; the caller follows the parts in order, whichever
-//! reader finishes first. All queues are bounded, which bounds the memory. When the caller stops, its queue closes and
-//! the readers end at their next chunk.
+//! Every reader opens parts and casts their tokens to the wanted type; the caller follows the parts
+//! in order, whichever reader finishes first. All queues are bounded, which bounds the memory. When
+//! the caller stops, its queue closes and the readers end at their next chunk.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -77,8 +77,8 @@ enum Message {
 /// Reads the parts of `source` in order and passes their chunks to `each`.
 ///
 /// # Errors
-/// The first error in the order of the dataset, or of `each`. A value that does not fit the wanted type is named with
-/// its position after `base` tokens, which is that of the first part read.
+/// The first error in the order of the dataset, or of `each`. A value that does not fit the wanted
+/// type is named with its position after `base` tokens, which is that of the first part read.
 pub fn read(
     source: &dyn Source,
     plan: Plan,
@@ -128,7 +128,8 @@ fn read_tasks(source: &dyn Source, plan: Plan, tasks: &Mutex<Receiver<Task>>) {
             chunks: &chunks,
             ending: None,
         };
-        // Decoders of other projects may panic on a hostile file; the part is then an error, as the closed queue tells.
+        // Decoders of other projects may panic on a hostile file; the part is then an error, as the
+        // closed queue tells.
         let read = catch_unwind(AssertUnwindSafe(|| {
             source.read(part, &mut reader).and_then(|()| reader.flush())
         }));

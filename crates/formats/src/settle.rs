@@ -1,11 +1,12 @@
 //! What a file holds, which type its tokens have, and who says so.
 //!
-//! [`identify`] and [`describe`] decide for every command, for the target and for Python: first whether the file
-//! describes itself, an index beside it does, or it has to be converted, then which type its tokens have. A header says
-//! what the file holds. A flat file does not record its type. It comes from the manifest or from the user, and what the
-//! bytes of the file rule out is refused, whoever says it. Without both, the bytes decide when they leave no doubt, and
-//! the caller has to report that it is a guess ([`Origin::Guess`]). A file of another format, or with a header that
-//! nobody knows, is refused by name: its ids would be shifted.
+//! [`identify`] and [`describe`] decide for every command, for the target and for Python: first
+//! whether the file describes itself, an index beside it does, or it has to be converted, then
+//! which type its tokens have. A header says what the file holds. A flat file does not record its
+//! type. It comes from the manifest or from the user, and what the bytes of the file rule out is
+//! refused, whoever says it. Without both, the bytes decide when they leave no doubt, and the
+//! caller has to report that it is a guess ([`Origin::Guess`]). A file of another format, or with a
+//! header that nobody knows, is refused by name: its ids would be shifted.
 
 use std::fmt;
 use std::fs::File;
@@ -146,8 +147,8 @@ impl From<Refusal> for NoTokens {
     }
 }
 
-/// Whether a file of this name lies beside a dataset and describes it: manifests, hashes, and what datatrove writes
-/// beside its tokens. Patterns such as `corpus/*` name them, too.
+/// Whether a file of this name lies beside a dataset and describes it: manifests, hashes, and what
+/// datatrove writes beside its tokens. Patterns such as `corpus/*` name them, too.
 pub fn is_sidecar(name: &str) -> bool {
     let endings = [manifest::ENDING, dochash::ENDING, ".ds.index", ".ds.metadata", ".ds.loss"];
     let base = name.rsplit('/').next().unwrap_or(name);
@@ -157,8 +158,8 @@ pub fn is_sidecar(name: &str) -> bool {
 /// How the name of a file of loss weights ends.
 const LOSS_WEIGHTS: &str = "loss_weights.npy";
 
-/// The name that the loss weights of the tokens of this file have: `NAME.loss_weights.npy` beside `NAME.bin`, `NAME.npy`,
-/// `NAME.idx` or `NAME`.
+/// The name that the loss weights of the tokens of this file have: `NAME.loss_weights.npy` beside
+/// `NAME.bin`, `NAME.npy`, `NAME.idx` or `NAME`.
 pub fn loss_weights_of(path: &Path) -> PathBuf {
     let has_ending = |known: &str| path.extension().is_some_and(|ending| ending == known);
     if ["bin", "npy", "idx"].into_iter().any(has_ending) {
@@ -176,7 +177,8 @@ pub fn is_loss_weights(name: &str) -> bool {
     name.strip_suffix(LOSS_WEIGHTS).is_some_and(|before| before.ends_with('.'))
 }
 
-/// The name that an index of the tokens of this file has: `NAME.idx` beside `NAME.bin` or `NAME.npy`.
+/// The name that an index of the tokens of this file has: `NAME.idx` beside `NAME.bin` or
+/// `NAME.npy`.
 pub fn index_of(path: &Path) -> Option<PathBuf> {
     let ending = path.extension()?;
     (ending == "bin" || ending == "npy").then(|| path.with_extension("idx"))
@@ -195,8 +197,8 @@ pub enum Identified<I> {
     Samples(Container),
 }
 
-/// Decides what describes the tokens of a file, by what [`sniff`] found, its manifest, an index beside it, and its
-/// name. `open_index` opens the index that [`index_of`] names, if it exists.
+/// Decides what describes the tokens of a file, by what [`sniff`] found, its manifest, an index
+/// beside it, and its name. `open_index` opens the index that [`index_of`] names, if it exists.
 ///
 /// # Errors
 /// Those of `open_index`.
@@ -207,8 +209,9 @@ pub fn identify<I, E>(
     open_index: impl FnOnce() -> Result<Option<I>, E>,
 ) -> Result<Identified<I>, E> {
     match sniffed {
-        // Such a header was written with the tokens and accounts for every byte of the file. An index of the same name
-        // may be a leftover of another file, or describe the tokens behind the header.
+        // Such a header was written with the tokens and accounts for every byte of the file. An
+        // index of the same name may be a leftover of another file, or describe the tokens behind
+        // the header.
         Sniff::Npy | Sniff::Headed(_) => return Ok(Identified::Alone),
         Sniff::MegatronIndex => return Ok(Identified::Index),
         // Ids can spell a magic number, but an index fits to the last byte or is refused.
@@ -234,13 +237,14 @@ pub fn identify<I, E>(
     Ok(container.map_or(Identified::Alone, Identified::Samples))
 }
 
-/// Checks the type that a user gave to plain bytes of a dataset: a column or a member. `bytes` are those of the first
-/// samples, one after the other.
+/// Checks the type that a user gave to plain bytes of a dataset: a column or a member. `bytes` are
+/// those of the first samples, one after the other.
 ///
 /// # Errors
 /// When they cannot be of it, or begin with a header.
 pub fn plain_bytes(given: Dtype, bytes: &[u8]) -> Result<(), Refusal> {
-    // The length of the first sample is not known, so no field may be taken for it: it is beyond all of them.
+    // The length of the first sample is not known, so no field may be taken for it: it is beyond
+    // all of them.
     let mut evidence = Evidence::new(1 << 62, None);
     evidence.add(bytes);
     // Single bytes may be text, which can begin with anything.
@@ -282,7 +286,8 @@ pub fn sniff(file: &File, len: u64) -> Result<Sniff, NoTokens> {
     Ok(sniff_head(&head(file, len, SNIFF_BYTES as u64)?, len)?)
 }
 
-/// Describes a file of `len` bytes that no index describes. A header counts more than the type that is asked for.
+/// Describes a file of `len` bytes that no index describes. A header counts more than the type that
+/// is asked for.
 ///
 /// # Errors
 /// When it cannot be read, holds no tokens, or nothing tells their type.
@@ -362,7 +367,8 @@ fn flat(
     }
 }
 
-/// Why nothing tells the type of a flat file: a vocabulary that is smaller than its ids leaves no type.
+/// Why nothing tells the type of a flat file: a vocabulary that is smaller than its ids leaves no
+/// type.
 fn by_vocabulary(file: &File, len: u64, asked: Asked, refusal: Refusal) -> Refusal {
     let Some(vocabulary) = asked.vocabulary.filter(|_| asked.dtype.is_none()) else {
         return refusal;
@@ -387,7 +393,8 @@ fn head(file: &File, len: u64, bytes: u64) -> io::Result<Vec<u8>> {
 /// The type of a flat file, from the manifest, the user, or its bytes.
 ///
 /// # Errors
-/// When the user contradicts the manifest, the bytes contradict the user, or nothing tells the type.
+/// When the user contradicts the manifest, the bytes contradict the user, or nothing tells the
+/// type.
 pub fn flat_type(
     given: Option<Dtype>,
     manifest: Option<&Manifest>,

@@ -1,8 +1,10 @@
-//! Reading: a dataset as parts that are independent of each other, each a stream of tokens and ends of documents.
+//! Reading: a dataset as parts that are independent of each other, each a stream of tokens and ends
+//! of documents.
 //!
-//! [`open`] detects the format and checks headers and indices; what a file holds is decided by [`settle`]. Parts are a
-//! few MiB where the format allows it, so that several threads can read one dataset and a run that was killed can go on
-//! at a part. Reading takes memory for a block, not for a part or a document.
+//! [`open`] detects the format and checks headers and indices; what a file holds is decided by
+//! [`settle`]. Parts are a few MiB where the format allows it, so that several threads can read one
+//! dataset and a run that was killed can go on at a part. Reading takes memory for a block, not for
+//! a part or a document.
 
 pub(crate) mod blocks;
 #[cfg(feature = "parquet")]
@@ -54,7 +56,8 @@ pub fn is_weights(name: &str) -> bool {
     WEIGHT_COLUMNS.contains(&name)
 }
 
-/// The first column beside the tokens that says something of each of them and is not read. `column` is that of the tokens.
+/// The first column beside the tokens that says something of each of them and is not read. `column`
+/// is that of the tokens.
 pub(crate) fn unread(
     names: &[&str],
     column: Option<&str>,
@@ -140,7 +143,8 @@ pub struct Layout {
 
 /// Receives the tokens of a part.
 pub trait Sink {
-    /// The loss weights of the tokens of the next call of [`tokens`](Sink::tokens), each a little-endian `f32`.
+    /// The loss weights of the tokens of the next call of [`tokens`](Sink::tokens), each a
+    /// little-endian `f32`.
     ///
     /// # Errors
     /// When no more are wanted.
@@ -247,7 +251,8 @@ fn open_file(path: &Path, options: &ReadOptions) -> Result<Box<dyn Source>, Erro
     }
 }
 
-/// How a file is opened. [`settle::describe`] tells flat files from arrays, and refuses what is not read at all.
+/// How a file is opened. [`settle::describe`] tells flat files from arrays, and refuses what is not
+/// read at all.
 fn kind_of(path: &Path, options: &ReadOptions) -> Result<Kind, Error> {
     let file = File::open(path).map_err(Error::read(path))?;
     let len = file.metadata().map_err(Error::read(path))?.len();
@@ -321,15 +326,17 @@ fn open_folder(folder: &Path, options: &ReadOptions) -> Result<Box<dyn Source>, 
     }
 }
 
-/// Whether a file of a folder without an index may be data: hidden files and those of tools, which begin with `_`,
-/// are not, nor is what `map` and `filter` of Hugging Face datasets keep of what they computed.
+/// Whether a file of a folder without an index may be data: hidden files and those of tools, which
+/// begin with `_`, are not, nor is what `map` and `filter` of Hugging Face datasets keep of what
+/// they computed.
 fn is_data(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let is_cache = name.starts_with("cache-") && name.ends_with(".arrow");
     !name.starts_with(['.', '_']) && !is_cache
 }
 
-/// The files of a dataset that `save_to_disk` of Hugging Face datasets wrote, in their order, which `state.json` lists.
+/// The files of a dataset that `save_to_disk` of Hugging Face datasets wrote, in their order, which
+/// `state.json` lists.
 fn saved_files(folder: &Path) -> Result<Option<Vec<PathBuf>>, Error> {
     let state = folder.join("state.json");
     if !state.is_file() {

@@ -1,7 +1,7 @@
 //! Integers of one type as integers of another, checked.
 //!
-//! Values are little-endian. A value that the other type cannot hold is an error that names its position: nothing
-//! wraps (C5).
+//! Values are little-endian. A value that the other type cannot hold is an error that names its
+//! position: nothing wraps (C5).
 
 use xio::dataset::Dtype;
 
@@ -56,7 +56,8 @@ macro_rules! with_type {
 }
 pub(crate) use with_type;
 
-/// Appends the values of `input`, whole numbers of type `from`, to `output` as numbers of type `to`.
+/// Appends the values of `input`, whole numbers of type `from`, to `output` as numbers of type
+/// `to`.
 ///
 /// # Errors
 /// The first value that does not fit. `output` then holds the values before it.

@@ -1,8 +1,8 @@
 //! Writing: tokens and ends of documents into the files of a format.
 //!
-//! A writer works in a folder of its own, where nothing has its final name. It can say at any time how much of what it
-//! was given is in its files for good ([`Writer::save`]), and a later run goes on from there: files are only appended
-//! to, and cut back to their length of that moment.
+//! A writer works in a folder of its own, where nothing has its final name. It can say at any time
+//! how much of what it was given is in its files for good ([`Writer::save`]), and a later run goes
+//! on from there: files are only appended to, and cut back to their length of that moment.
 
 pub(crate) mod append;
 #[cfg(feature = "parquet")]

@@ -4,9 +4,9 @@
 //! cargo run --release -p host --features codecs,wasm --example block_pace -- FILE.u32
 //! ```
 //!
-//! Takes a flat file of `u32` tokens in blocks of 1 MiB, of which each is hot in the cache, and prints
-//! for each operation the CPU seconds for 10^9 tokens, the bytes of a token after it, and the rate in
-//! bytes of `u32`. The time is the least of several passes.
+//! Takes a flat file of `u32` tokens in blocks of 1 MiB, of which each is hot in the cache, and
+//! prints for each operation the CPU seconds for 10^9 tokens, the bytes of a token after it, and
+//! the rate in bytes of `u32`. The time is the least of several passes.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -42,8 +42,8 @@ struct Blocks {
 }
 
 impl Blocks {
-    /// Times an operation on every block; it returns the bytes of its result. The blocks are restored
-    /// before each pass, untimed, and stay as the last pass leaves them.
+    /// Times an operation on every block; it returns the bytes of its result. The blocks are
+    /// restored before each pass, untimed, and stay as the last pass leaves them.
     fn time(&mut self, name: &str, mut run: impl FnMut(&mut [u8], usize) -> usize) {
         let (mut least, mut after) = (f64::MAX, self.original.clone());
         let mut lengths = self.lengths.clone();

@@ -4,12 +4,14 @@
 //! cargo run --release -p host --features wasm --example compile_pace [-- PART [FILTER]]
 //! ```
 //!
-//! Builds modules with `1/PART` of the weight that is allowed, an eighth without an argument: one for every operator
-//! that the sandbox accepts, alone and between values that are alive, and the worst arrangements known. Prints the CPU
-//! time, the growth of the peak of memory and the time for 10^6 units of weight, the most expensive first. FILTER is
-//! part of a name, or the path of a module, of which it prints the same.
+//! Builds modules with `1/PART` of the weight that is allowed, an eighth without an argument: one
+//! for every operator that the sandbox accepts, alone and between values that are alive, and the
+//! worst arrangements known. Prints the CPU time, the growth of the peak of memory and the time for
+//! 10^6 units of weight, the most expensive first. FILTER is part of a name, or the path of a
+//! module, of which it prints the same.
 //!
-//! Operators are not listed: every opcode is tried with every form of operands that an operator has.
+//! Operators are not listed: every opcode is tried with every form of operands that an operator
+//! has.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -59,8 +61,9 @@ struct Around {
     elements: usize,
 }
 
-/// A module with the exports of an action, a table, a passive element and data segment, a global of each kind, and
-/// functions of these bodies: locals and code, without the last `end`. Function 0 takes and returns an `i32`.
+/// A module with the exports of an action, a table, a passive element and data segment, a global of
+/// each kind, and functions of these bodies: locals and code, without the last `end`. Function 0
+/// takes and returns an `i32`.
 fn module(around: &Around, bodies: &[Vec<u8>]) -> Vec<u8> {
     let mut types =
         vec![function(&[I32], &[I32]), function(&[I32, I32, I64], &[I32]), function(&[], &[])];
@@ -147,8 +150,8 @@ impl Form {
         [gets, self.code.clone(), self.result.map(used).unwrap_or_default()].concat()
     }
 
-    /// `count` times with operands by chance from `width` values of each of its types, which are used again at the end. A
-    /// result of the first operand's type takes the place of one of them.
+    /// `count` times with operands by chance from `width` values of each of its types, which are
+    /// used again at the end. A result of the first operand's type takes the place of one of them.
     fn on_long_lived(&self, width: usize, count: usize) -> Vec<u8> {
         let kinds: BTreeSet<u8> = self.operands.iter().copied().collect();
         let first = |of: u8| 2 + width * kinds.iter().position(|kind| *kind == of).unwrap_or(0);
@@ -388,8 +391,8 @@ fn go_round(locals: usize, count: usize) -> Vec<u8> {
     module(&Around::default(), &[body])
 }
 
-/// Steps of straight code in one function, and in functions of several sizes. It begins with `setup`, where the locals are,
-/// and ends with `uses`.
+/// Steps of straight code in one function, and in functions of several sizes. It begins with
+/// `setup`, where the locals are, and ends with `uses`.
 fn straight(
     add: &mut impl FnMut(&str, Box<dyn Fn(usize) -> Vec<u8>>),
     name: &str,
@@ -415,8 +418,8 @@ fn unlike() -> Vec<u8> {
     [vec![2, 10, I32, 10, I64], (1..10).flat_map(set).collect()].concat()
 }
 
-/// The operators of one type that take one or two numbers and return one, each as a step of a chain: the other operand is
-/// a constant, or another of the locals.
+/// The operators of one type that take one or two numbers and return one, each as a step of a
+/// chain: the other operand is a constant, or another of the locals.
 fn steps_of(kind: u8) -> Vec<(String, Vec<u8>)> {
     let (constant, first, widen, unary, binary): (_, _, &[u8], _, _) = match kind {
         I32 => (0x41, 1, &[], vec![0x45, 0x67, 0x68, 0x69, 0xc0, 0xc1], 0x6a..=0x78),
@@ -491,7 +494,8 @@ fn drawn(at: usize) -> usize {
     (x ^ (x >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) as usize >> 32
 }
 
-/// Operators between many locals, each with a result that goes into any of them; and deep expressions.
+/// Operators between many locals, each with a result that goes into any of them; and deep
+/// expressions.
 fn mixtures(add: &mut impl FnMut(&str, Box<dyn Fn(usize) -> Vec<u8>>)) {
     let operators: [(&str, u8, &[u8]); 9] = [
         ("sums", I32, &[0x6a, 0x6b]),
@@ -546,8 +550,8 @@ fn operators_of(kind: u8) -> (&'static [u8], &'static [u8]) {
     }
 }
 
-/// Straight code of one function with many values that are used again at its end, in locals or on the stack, beside steps
-/// that take them by chance, in turn, or never.
+/// Straight code of one function with many values that are used again at its end, in locals or on
+/// the stack, beside steps that take them by chance, in turn, or never.
 fn long_lived(add: &mut impl FnMut(&str, Box<dyn Fn(usize) -> Vec<u8>>)) {
     for (kind, type_name) in TYPES.into_iter().zip(["i32", "i64", "f32", "f64", "v128"]) {
         let (one, two) = operators_of(kind);
@@ -591,7 +595,8 @@ fn long_lived(add: &mut impl FnMut(&str, Box<dyn Fn(usize) -> Vec<u8>>)) {
     }
 }
 
-/// Values that an optimiser would keep: the same ones before and after loads, or in a loop which never changes them.
+/// Values that an optimiser would keep: the same ones before and after loads, or in a loop which
+/// never changes them.
 fn values_for_later(count: usize, again: bool) -> Vec<u8> {
     let values: Vec<u8> = (0..count)
         .flat_map(|at| {
@@ -638,7 +643,8 @@ impl fmt::Display for Measured {
     }
 }
 
-/// Compiles a module. Prints the time in seconds, the growth of the peak of memory in MiB, and why it is refused.
+/// Compiles a module. Prints the time in seconds, the growth of the peak of memory in MiB, and why
+/// it is refused.
 fn compile(bytes: &[u8]) {
     let (before, begun) = (status_kib("VmRSS"), cpu());
     let loaded = load(bytes);
@@ -648,7 +654,8 @@ fn compile(bytes: &[u8]) {
     println!("{seconds} {peak_mib} {why}");
 }
 
-/// Compiles a module in a process of its own: memory that was freed before would hide what this one takes.
+/// Compiles a module in a process of its own: memory that was freed before would hide what this one
+/// takes.
 fn measure(name: &str, bytes: &[u8], weight: u64, optimised: bool) -> Measured {
     let path = std::env::temp_dir().join(format!("compile_pace-{}.wasm", std::process::id()));
     std::fs::write(&path, bytes).expect("a temporary file");
@@ -664,8 +671,8 @@ fn measure(name: &str, bytes: &[u8], weight: u64, optimised: bool) -> Measured {
     Measured { name: format!("{name}{how}{why}"), weight, bytes: bytes.len(), seconds, peak_mib }
 }
 
-/// The heaviest of a family up to a weight, or the heaviest that is optimised: the weight of a larger one that is not is
-/// lower again.
+/// The heaviest of a family up to a weight, or the heaviest that is optimised: the weight of a
+/// larger one that is not is lower again.
 fn heaviest(
     make: &dyn Fn(usize) -> Vec<u8>,
     most: u64,

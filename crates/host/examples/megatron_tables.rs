@@ -4,7 +4,8 @@
 //! cargo run --release -p host --example megatron_tables -- 10_000_000 100_000_000 [0.5,0.3,0.2]
 //! ```
 //!
-//! The arguments are documents of a dataset (1,000 tokens on average), samples of 2,049 tokens, and weights.
+//! The arguments are documents of a dataset (1,000 tokens on average), samples of 2,049 tokens, and
+//! weights.
 
 #![allow(clippy::print_stdout, clippy::unwrap_used)]
 

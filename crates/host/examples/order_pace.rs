@@ -4,8 +4,8 @@
 //! cargo run --release -p host --example order_pace
 //! ```
 //!
-//! Prints nanoseconds of CPU time per sample, the least of several passes, and what seeking to the last sample of a
-//! period takes. Nothing is read: files are only described.
+//! Prints nanoseconds of CPU time per sample, the least of several passes, and what seeking to the
+//! last sample of a period takes. Nothing is read: files are only described.
 
 use std::hint::black_box;
 

@@ -1,7 +1,7 @@
 //! Numbers of users and groups by their names, as `/etc/passwd` and `/etc/group` have them.
 //!
-//! No name service is asked: that would load its modules into the process, and containers have none. Accounts of a directory
-//! (LDAP, SSSD) are given by number, which `id` prints.
+//! No name service is asked: that would load its modules into the process, and containers have
+//! none. Accounts of a directory (LDAP, SSSD) are given by number, which `id` prints.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -62,8 +62,9 @@ pub fn group(text: &str) -> Result<u32, AccountError> {
     find(text, "group", "/etc/group")
 }
 
-/// Whether the number of a user, as the kernel reports it of another process, stands for one user. In a user namespace, such
-/// as that of a rootless container, all users without a number of their own there have the same one.
+/// Whether the number of a user, as the kernel reports it of another process, stands for one user.
+/// In a user namespace, such as that of a rootless container, all users without a number of their
+/// own there have the same one.
 pub fn is_one_user(uid: u32) -> bool {
     match uid {
         UNMAPPED => {

@@ -1,17 +1,19 @@
 //! The Unix socket on which a client opens a stream and receives a ring.
 //!
-//! The socket is of type `SOCK_SEQPACKET`: the kernel keeps message boundaries, passes descriptors with
-//! their message, and reports a dead peer. Messages are opaque bytes here.
+//! The socket is of type `SOCK_SEQPACKET`: the kernel keeps message boundaries, passes descriptors
+//! with their message, and reports a dead peer. Messages are opaque bytes here.
 //!
 //! Rules (C6, C7):
-//! - A message has 1 to [`MAX_MESSAGE_BYTES`] bytes and at most [`MAX_FDS`] descriptors. Larger ones are
-//!   refused with a reason, and their descriptors are closed. A message that does not fit a packet of
-//!   [`MAX_PACKET_BYTES`] crosses in several, all but the last of which are full. Descriptors are close-on-exec from the
-//!   start, because a child that inherited them would hide our death from the peer.
+//! - A message has 1 to [`MAX_MESSAGE_BYTES`] bytes and at most [`MAX_FDS`] descriptors. Larger
+//!   ones are refused with a reason, and their descriptors are closed. A message that does not fit
+//!   a packet of [`MAX_PACKET_BYTES`] crosses in several, all but the last of which are full.
+//!   Descriptors are close-on-exec from the start, because a child that inherited them would hide
+//!   our death from the peer.
 //! - No call waits longer than the connection's timeout, so a silent client cannot hold a daemon.
-//! - The socket file is created with mode 0600, and [`Access`] is granted before anybody can connect: there is no time in
-//!   which others can. A lock file beside it, always with mode 0600, shows whether a daemon is running; only a leftover
-//!   socket is ever replaced, never a file of another kind.
+//! - The socket file is created with mode 0600, and [`Access`] is granted before anybody can
+//!   connect: there is no time in which others can. A lock file beside it, always with mode 0600,
+//!   shows whether a daemon is running; only a leftover socket is ever replaced, never a file of
+//!   another kind.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -183,8 +185,9 @@ pub enum Callers {
 }
 
 impl Callers {
-    /// The callers that a mode admits, if it is one of 0600, 0660 and 0666. Connecting needs the right to write; other modes have bits
-    /// without a meaning, or would keep out who seems to be let in.
+    /// The callers that a mode admits, if it is one of 0600, 0660 and 0666. Connecting needs the
+    /// right to write; other modes have bits without a meaning, or would keep out who seems to be
+    /// let in.
     pub const fn of_mode(mode: u32) -> Option<Callers> {
         match mode {
             0o600 => Some(Callers::Owner),
@@ -213,8 +216,9 @@ pub struct Access {
 }
 
 impl Access {
-    /// Grants it on the socket file at `path`, which is ours and private so far. Both calls work on the file that was looked
-    /// at: who may write in the folder can put another one in its place at any time.
+    /// Grants it on the socket file at `path`, which is ours and private so far. Both calls work on
+    /// the file that was looked at: who may write in the folder can put another one in its place at
+    /// any time.
     fn grant(self, path: &Path, file: (u64, u64)) -> Result<(), AttachError> {
         if self == Access::default() {
             return Ok(());
@@ -258,8 +262,8 @@ impl Listener {
         Listener::bind_for(path, Access::default())
     }
 
-    /// Creates the socket file, replacing one that a dead daemon left behind. Beside it is a lock file, `<path>.lock`; both
-    /// are removed with the listener.
+    /// Creates the socket file, replacing one that a dead daemon left behind. Beside it is a lock
+    /// file, `<path>.lock`; both are removed with the listener.
     pub fn bind_for(path: impl AsRef<Path>, access: Access) -> Result<Listener, AttachError> {
         let path = path.as_ref();
         let address = SocketAddrUnix::new(path).map_err(on_path(path, "socket path"))?;
@@ -312,8 +316,8 @@ impl Drop for Listener {
         if identity(&self.path) == Ok(self.file) {
             let _ = rustix::fs::unlink(&self.path);
         }
-        // While it is still locked: a process that waits for the lock sees that the file is gone, and
-        // creates a new one.
+        // While it is still locked: a process that waits for the lock sees that the file is gone,
+        // and creates a new one.
         let _ = rustix::fs::unlink(&self.lock_path);
     }
 }
@@ -340,8 +344,8 @@ fn lock(path: &Path) -> Result<(OwnedFd, PathBuf), AttachError> {
             Err(Errno::WOULDBLOCK) => return Err(AttachError::InUse { path: path.to_owned() }),
             Err(errno) => return Err(on_path(&lock_path, "flock")(errno)),
         }
-        // A daemon that ended between our two calls has removed the file that we hold, so a lock on it
-        // keeps nobody out. Each turn is caused by the end of one more daemon.
+        // A daemon that ended between our two calls has removed the file that we hold, so a lock on
+        // it keeps nobody out. Each turn is caused by the end of one more daemon.
         let held = rustix::fs::fstat(&file).map_err(on_path(&lock_path, "stat"))?;
         if identity(&lock_path) == Ok((held.st_dev, held.st_ino)) {
             return Ok((file, lock_path));
@@ -359,8 +363,8 @@ fn remove_leftover(path: &Path) -> Result<(), AttachError> {
     if FileType::from_raw_mode(stat.st_mode) != FileType::Socket {
         return Err(AttachError::NotASocket { path: path.to_owned() });
     }
-    // The lock shows that no daemon of ours is there. A program that does not use the lock is detected
-    // when it accepts the connection, has no room for it or has another socket type.
+    // The lock shows that no daemon of ours is there. A program that does not use the lock is
+    // detected when it accepts the connection, has no room for it or has another socket type.
     match try_connect(path, SocketFlags::NONBLOCK) {
         Err(Errno::CONNREFUSED) => rustix::fs::unlink(path).map_err(on_path(path, "unlink")),
         Ok(_) | Err(Errno::AGAIN | Errno::PROTOTYPE) => {
@@ -471,7 +475,8 @@ impl Connection {
         if bytes.len() < MAX_PACKET_BYTES {
             return self.send_packet(bytes, fds, deadline);
         }
-        // Its last bytes say how many follow the message, so that the last packet is neither full nor empty.
+        // Its last bytes say how many follow the message, so that the last packet is neither full
+        // nor empty.
         let padding = if (bytes.len() + 1).is_multiple_of(MAX_PACKET_BYTES) { 2 } else { 1 };
         let padded = [bytes, &[padding, padding][..usize::from(padding)]].concat();
         let (full, last) = padded.as_chunks::<MAX_PACKET_BYTES>();
@@ -509,8 +514,8 @@ impl Connection {
         Ok(())
     }
 
-    /// The next message, of at most `max_bytes` (and [`MAX_MESSAGE_BYTES`]). Its content determines how
-    /// many descriptors belong to it: see [`Message::with_fds`].
+    /// The next message, of at most `max_bytes` (and [`MAX_MESSAGE_BYTES`]). Its content determines
+    /// how many descriptors belong to it: see [`Message::with_fds`].
     pub fn recv(&self, max_bytes: usize) -> Result<Message, AttachError> {
         let max = max_bytes.min(MAX_MESSAGE_BYTES);
         let deadline = Instant::now() + self.timeout;
@@ -601,14 +606,15 @@ impl Connection {
         Ok(Connection { socket: self.liveness()?, timeout: self.timeout })
     }
 
-    /// Ends the connection for all handles of this end. The peer still receives what was sent before.
+    /// Ends the connection for all handles of this end. The peer still receives what was sent
+    /// before.
     pub fn hang_up(&self) {
         // It makes no difference if the peer has already left.
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
     }
 
-    /// A second descriptor of this end, with which [`Consumer::attach`](crate::ring::Consumer::attach)
-    /// detects the producer's death.
+    /// A second descriptor of this end, with which
+    /// [`Consumer::attach`](crate::ring::Consumer::attach) detects the producer's death.
     pub fn liveness(&self) -> Result<OwnedFd, AttachError> {
         rustix::io::fcntl_dupfd_cloexec(&self.socket, 0).map_err(os("dup"))
     }
@@ -629,7 +635,8 @@ fn take_fds(control: &mut RecvAncillaryBuffer<'_>) -> Vec<OwnedFd> {
     rights.flatten().collect()
 }
 
-/// Polls one descriptor; whether anything happened within `timeout`, including a hang-up of the peer.
+/// Polls one descriptor; whether anything happened within `timeout`, including a hang-up of the
+/// peer.
 fn wait(fd: &OwnedFd, events: PollFlags, timeout: Duration) -> Result<bool, AttachError> {
     let timeout =
         Timespec::try_from(timeout.min(MAX_TIMEOUT)).map_err(|_| os("poll")(Errno::INVAL))?;

@@ -1,9 +1,9 @@
 //! The compressors of `xio`: LZ4 in safe Rust, Zstandard by its C library.
 //!
-//! Both run in one pass between two buffers, so what malformed input can cost is bounded by the buffer that
-//! it is decompressed into: nothing is allocated by a size that the input claims. Their working memory belongs
-//! to the thread: for blocks of 1 MiB at most about 5 MiB where it compresses, and 0.2 MiB where it
-//! decompresses.
+//! Both run in one pass between two buffers, so what malformed input can cost is bounded by the
+//! buffer that it is decompressed into: nothing is allocated by a size that the input claims. Their
+//! working memory belongs to the thread: for blocks of 1 MiB at most about 5 MiB where it
+//! compresses, and 0.2 MiB where it decompresses.
 
 use std::cell::RefCell;
 use std::time::Instant;
@@ -96,7 +96,8 @@ mod tests {
             }
         }
 
-        /// Damaged, cut and invented input: an error or any bytes, never beyond the buffer, never a panic.
+        /// Damaged, cut and invented input: an error or any bytes, never beyond the buffer, never a
+        /// panic.
         #[test]
         fn malformed_input_stays_in_its_buffer(
             seed in any::<u64>(),

@@ -1,17 +1,17 @@
 //! The disk: reads from files into registered memory through an io_uring.
 //!
-//! One ring serves one thread. Reads wait until [`UringDisk::flush`] or the next [`Disk::poll`] hands the next
-//! few of them to the kernel ([`FLUSH_BYTES`]); the ring's descriptor is readable when one has ended, so a thread
-//! can sleep on it beside a socket.
+//! One ring serves one thread. Reads wait until [`UringDisk::flush`] or the next [`Disk::poll`]
+//! hands the next few of them to the kernel ([`FLUSH_BYTES`]); the ring's descriptor is readable
+//! when one has ended, so a thread can sleep on it beside a socket.
 //!
-//! - The memory is registered with the ring, so the kernel pins it once and not for every read. Where
-//!   that is refused (locked-memory limit) reads use ordinary addresses, and
+//! - The memory is registered with the ring, so the kernel pins it once and not for every read.
+//!   Where that is refused (locked-memory limit) reads use ordinary addresses, and
 //!   [`UringDisk::why_unregistered`] reports why.
-//! - Destinations are checked against the memory and direct reads against [`DIRECT_ALIGN`]; a read that
-//!   fails a check completes with a fault and never reaches the kernel.
+//! - Destinations are checked against the memory and direct reads against [`DIRECT_ALIGN`]; a read
+//!   that fails a check completes with a fault and never reaches the kernel.
 //! - A short read is continued until the file ends.
-//! - The disk holds the owner of the memory: it is unmapped only after the last read has ended, even
-//!   when the pool that it belongs to is dropped first.
+//! - The disk holds the owner of the memory: it is unmapped only after the last read has ended,
+//!   even when the pool that it belongs to is dropped first.
 //! - Reads under way are bounded by the depth. A file stays open while reads on it are under way.
 
 use std::any::Any;
@@ -36,13 +36,14 @@ pub const MAX_FILES: usize = 65_536;
 /// Longest single buffer that a ring registers; larger memory is registered in pieces.
 const FIXED_BYTES: u64 = 1 << 30;
 
-/// Bytes of reads handed to the kernel in one call, if more than one read waits. It copies what is in the page cache
-/// during the call: this much is still in the processor's cache when the read is reaped.
+/// Bytes of reads handed to the kernel in one call, if more than one read waits. It copies what is
+/// in the page cache during the call: this much is still in the processor's cache when the read is
+/// reaped.
 pub const FLUSH_BYTES: u64 = 256 << 10;
 
-/// Most threads of the kernel that wait for reads which cannot be begun without waiting. A hung file system keeps each of
-/// its reads on one: with fewer threads than reads (the kernel's limit is four for each processor), it would stop
-/// reads of other file systems, too.
+/// Most threads of the kernel that wait for reads which cannot be begun without waiting. A hung
+/// file system keeps each of its reads on one: with fewer threads than reads (the kernel's limit is
+/// four for each processor), it would stop reads of other file systems, too.
 const MAX_WORKERS: u32 = 512;
 
 /// How often a read that makes no progress is retried before it counts as a fault.
@@ -115,8 +116,8 @@ impl DiskMemory {
     /// The `len` bytes at address `base`.
     ///
     /// # Safety
-    /// The range is mapped and writable for as long as `owner` lives. Nothing in this process holds a
-    /// reference into the destination of a read from [`Disk::submit`] until it completes.
+    /// The range is mapped and writable for as long as `owner` lives. Nothing in this process holds
+    /// a reference into the destination of a read from [`Disk::submit`] until it completes.
     pub unsafe fn new(base: u64, len: u64, owner: Arc<dyn Any + Send + Sync>) -> DiskMemory {
         DiskMemory { base, len, is_registered: true, owner }
     }
@@ -166,7 +167,8 @@ pub struct UringDisk {
     /// By the user data of the ring's entries.
     active: Vec<Option<Active>>,
     free: Vec<u32>,
-    /// Reads that failed a check and wait to be reported; with the active ones never more than the depth.
+    /// Reads that failed a check and wait to be reported; with the active ones never more than the
+    /// depth.
     refused: VecDeque<DiskDone>,
     /// Slots of reads to be put into the submission queue.
     waiting: VecDeque<u32>,
@@ -236,7 +238,8 @@ impl UringDisk {
         self.files.remove(&id).map(|file| file.fd).ok_or(DiskError::NoFile(id.0))
     }
 
-    /// Submits the next waiting reads to the kernel, up to [`FLUSH_BYTES`]. Returns whether it accepted any.
+    /// Submits the next waiting reads to the kernel, up to [`FLUSH_BYTES`]. Returns whether it
+    /// accepted any.
     pub fn flush(&mut self) -> bool {
         self.push_waiting();
         let before = self.unsubmitted;
@@ -302,9 +305,10 @@ impl UringDisk {
                 continue;
             };
             let entry = self.entry(file.fd.as_raw_fd(), &active).user_data(u64::from(slot));
-            // SAFETY: the destination lies in the memory (`check`), which this disk keeps mapped until the
-            // read completes; until then it belongs to the disk by the contract of `Disk`. The descriptor is
-            // open: `remove_file` refuses while reads on the file are under way.
+            // SAFETY: the destination lies in the memory (`check`), which this disk keeps mapped
+            // until the read completes; until then it belongs to the disk by the contract of
+            // `Disk`. The descriptor is open: `remove_file` refuses while reads on the file are
+            // under way.
             let pushed = unsafe { self.ring.submission().push(&entry) };
             if pushed.is_err() {
                 // The queue has room for as many entries as there are slots.
@@ -511,7 +515,8 @@ fn register(ring: &IoUring, memory: &DiskMemory) -> Result<(), String> {
         iov_len: (end - start).min(FIXED_BYTES) as usize,
     });
     let pieces: Vec<libc::iovec> = pieces.collect();
-    // SAFETY: the pieces tile the memory, which the disk keeps mapped for as long as the ring exists.
+    // SAFETY: the pieces tile the memory, which the disk keeps mapped for as long as the ring
+    // exists.
     unsafe { ring.submitter().register_buffers(&pieces) }.map_err(|error| {
         let hint = match error.raw_os_error() {
             Some(libc::ENOMEM) => "; hint: raise the locked-memory limit (ulimit -l)",

@@ -1,8 +1,8 @@
 //! The per-byte kernels of `xio`, compiled for the processor that runs them.
 //!
-//! `xio` is pure and independent of the processor: its loops are plain Rust. Here the same bodies are
-//! also compiled with wider vectors, and the best that the processor supports are chosen once. CRC-32C
-//! comes from a crate that uses the processor's own instruction.
+//! `xio` is pure and independent of the processor: its loops are plain Rust. Here the same bodies
+//! are also compiled with wider vectors, and the best that the processor supports are chosen once.
+//! CRC-32C comes from a crate that uses the processor's own instruction.
 
 use xio::dataset::Dtype;
 use xio::kernel::{Codecs, Kernels, NarrowError, Quant, QuantizeError, body, pack, quantize};

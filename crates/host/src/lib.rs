@@ -9,10 +9,11 @@
 //! | [`accounts`] | numbers of users and groups by their names |
 //! | [`process`] | the number of this process, for what a forked child must not use |
 //!
-//! A trainer needs only `ring` and `attach`: `disk` and `root` are behind the feature `disk`. Networking does
-//! not belong here: sockets and registered memory are in `nic`, and a disk receives the address of the memory
-//! to fill. Decisions about datasets, plans and blocks are in `xio`, which sees the machine through the traits
-//! that these modules implement. Unsafe code is allowed; every block states why it is sound.
+//! A trainer needs only `ring` and `attach`: `disk` and `root` are behind the feature `disk`.
+//! Networking does not belong here: sockets and registered memory are in `nic`, and a disk receives
+//! the address of the memory to fill. Decisions about datasets, plans and blocks are in `xio`,
+//! which sees the machine through the traits that these modules implement. Unsafe code is allowed;
+//! every block states why it is sound.
 
 pub mod accounts;
 pub mod attach;

@@ -1,7 +1,8 @@
 //! The number of this process without a system call.
 //!
-//! `getpid` enters the kernel each time, and a trainer asks several times for each batch whether it is still the
-//! process that opened its stream. The number is kept on a page that the kernel clears in a forked child.
+//! `getpid` enters the kernel each time, and a trainer asks several times for each batch whether it
+//! is still the process that opened its stream. The number is kept on a page that the kernel clears
+//! in a forked child.
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
@@ -11,7 +12,8 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 const PAGE_BYTES: usize = 4096;
 
-/// The page; null until the first call. There is no lock, because a process may be forked while another thread holds it.
+/// The page; null until the first call. There is no lock, because a process may be forked while
+/// another thread holds it.
 static PAGE: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
 
 /// The word that the kernel clears on a fork; none where it has no such pages.

@@ -1,10 +1,10 @@
 //! Files that a target serves: those below one directory, and nothing else on the machine.
 //!
-//! Names come from the network (C7). The kernel resolves them with `openat2` beneath the directory, so
-//! `..`, absolute names and symbolic links that lead outside are refused in any form, even during
-//! concurrent renames; no path is checked as text first and opened later. Only regular files are opened.
-//! The file type is checked before a file is opened for reading, because opening a device or a pipe can
-//! have effects.
+//! Names come from the network (C7). The kernel resolves them with `openat2` beneath the directory,
+//! so `..`, absolute names and symbolic links that lead outside are refused in any form, even
+//! during concurrent renames; no path is checked as text first and opened later. Only regular files
+//! are opened. The file type is checked before a file is opened for reading, because opening a
+//! device or a pipe can have effects.
 
 use std::ffi::CStr;
 use std::fmt;
@@ -127,15 +127,16 @@ pub enum OpenError {
     },
 }
 
-/// The system's record of a file's last change. Two that are equal do not prove that the file is the same: a
-/// program that has mapped it may write without a new one, and times have a resolution.
+/// The system's record of a file's last change. Two that are equal do not prove that the file is
+/// the same: a program that has mapped it may write without a new one, and times have a resolution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
     /// Inode.
     pub inode: u64,
     /// Length in bytes.
     pub bytes: u64,
-    /// Time of the last change of contents or attributes: seconds and nanoseconds. No program can set it back.
+    /// Time of the last change of contents or attributes: seconds and nanoseconds. No program can
+    /// set it back.
     pub changed: (i64, u64),
     /// Time of the last change of contents.
     pub modified: (i64, u64),
@@ -144,7 +145,8 @@ pub struct Stamp {
 }
 
 impl Stamp {
-    /// The record of an open file, as this machine knows it: a file system of the network is not asked.
+    /// The record of an open file, as this machine knows it: a file system of the network is not
+    /// asked.
     ///
     /// # Errors
     /// When the file is lost.
@@ -218,7 +220,8 @@ impl Root {
     pub fn new(path: impl AsRef<Path>) -> Result<Root, OpenError> {
         let path = path.as_ref().to_owned();
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        // Looking up `.` needs the right to enter the folder, which opening it by its path does not.
+        // Looking up `.` needs the right to enter the folder, which opening it by its path does
+        // not.
         let opened = open(&path, flags, Mode::empty());
         match opened.and_then(|dir| openat(&dir, ".", flags, Mode::empty())) {
             Ok(dir) => Ok(Root { dir, path }),
@@ -337,8 +340,8 @@ impl Root {
     }
 
     fn resolve(&self, name: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
-        // Does not block on a pipe or acquire a controlling terminal, should the name change its meaning
-        // between check and open. O_PATH takes neither flag.
+        // Does not block on a pipe or acquire a controlling terminal, should the name change its
+        // meaning between check and open. O_PATH takes neither flag.
         let careful = OFlags::NOCTTY | OFlags::NONBLOCK;
         let careful = if flags.contains(OFlags::PATH) { OFlags::empty() } else { careful };
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
@@ -429,8 +432,8 @@ fn require_regular(name: &str, fd: &OwnedFd) -> Result<Stamp, OpenError> {
     Err(OpenError::NotRegular { name: shown(name), kind })
 }
 
-/// Whether our alignment of direct reads suits the file system. Kernels before 6.1 do not report it;
-/// then the first read shows.
+/// Whether our alignment of direct reads suits the file system. Kernels before 6.1 do not report
+/// it; then the first read shows.
 fn direct_alignment(fd: &OwnedFd) -> Result<(), String> {
     let Ok(stat) = statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) else {
         return Ok(());

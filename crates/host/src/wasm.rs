@@ -1,19 +1,21 @@
 //! User actions: WebAssembly modules in a sandbox of wasmtime.
 //!
-//! A module sees a block of tokens and the number of its first token, and nothing else: it may import nothing,
-//! so it has no clock, no files and no randomness. Every block gets a fresh instance, so nothing is carried from
-//! one block to the next. Numbers that are not a number have one bit pattern, and threads and relaxed SIMD are
-//! off: the result is a function of the module's bytes and its input, on every processor.
+//! A module sees a block of tokens and the number of its first token, and nothing else: it may
+//! import nothing, so it has no clock, no files and no randomness. Every block gets a fresh
+//! instance, so nothing is carried from one block to the next. Numbers that are not a number have
+//! one bit pattern, and threads and relaxed SIMD are off: the result is a function of the module's
+//! bytes and its input, on every processor.
 //!
-//! What it costs others is bounded: [`MAX_WEIGHT`] bounds what it takes to compile it, which does not follow from its
-//! bytes, [`MAX_MEMORY_BYTES`] its memory, and [`TIME_LIMIT_MS`] its CPU time for a block of 1 MiB. The CPU time of the
-//! thread counts, not the time of day, so other processes end no honest module. A virtual machine may still count time
-//! in which its processor was taken away, so a block that exceeds its time is mapped once more; after the second time
-//! the module is not run again. No signal handler is installed: the trainer's process has its own.
+//! What it costs others is bounded: [`MAX_WEIGHT`] bounds what it takes to compile it, which does
+//! not follow from its bytes, [`MAX_MEMORY_BYTES`] its memory, and [`TIME_LIMIT_MS`] its CPU time
+//! for a block of 1 MiB. The CPU time of the thread counts, not the time of day, so other processes
+//! end no honest module. A virtual machine may still count time in which its processor was taken
+//! away, so a block that exceeds its time is mapped once more; after the second time the module is
+//! not run again. No signal handler is installed: the trainer's process has its own.
 //!
-//! A module has to map each token by itself ([`xio::kernel::TokenMap`]). One block of [`CHECK_EVERY`] is mapped
-//! again in two pieces, the later one first, and a result that differs is refused. The compiler runs where a
-//! module is loaded, never on an engine's thread.
+//! A module has to map each token by itself ([`xio::kernel::TokenMap`]). One block of
+//! [`CHECK_EVERY`] is mapped again in two pieces, the later one first, and a result that differs is
+//! refused. The compiler runs where a module is loaded, never on an engine's thread.
 
 mod weight;
 
@@ -39,8 +41,8 @@ pub const MAX_MODULE_BYTES: u64 = 256 << 10;
 /// Memory of an instance, in bytes.
 pub const MAX_MEMORY_BYTES: usize = 32 << 20;
 
-/// CPU time for a block of 1 MiB, in milliseconds; a block that is checked is mapped twice, and one that exceeds it is
-/// begun once more.
+/// CPU time for a block of 1 MiB, in milliseconds; a block that is checked is mapped twice, and one
+/// that exceeds it is begun once more.
 pub const TIME_LIMIT_MS: u64 = 50;
 
 /// The part of it that every block has, however small it is.
@@ -61,7 +63,8 @@ const MAX_TABLE_ENTRIES: usize = 65_536;
 /// Instances at once, of which an engine's thread needs one.
 const INSTANCES: u32 = 4;
 
-/// Bytes of an instance's memory that stay mapped between blocks: a block and what a small module has.
+/// Bytes of an instance's memory that stay mapped between blocks: a block and what a small module
+/// has.
 const KEPT_BYTES: usize = 2 << 20;
 
 /// Stack of a module, in bytes: threads of engines have 2 MiB.
@@ -197,7 +200,8 @@ impl ResourceLimiter for State {
 }
 
 impl State {
-    /// A module is stopped where it asks for too much: one that goes on without it fails less clearly.
+    /// A module is stopped where it asks for too much: one that goes on without it fails less
+    /// clearly.
     fn allow(&mut self, fits: bool) -> wasmtime::Result<bool> {
         if !fits {
             self.stopped = Some(MapFault::Memory);
@@ -207,17 +211,19 @@ impl State {
     }
 }
 
-/// Modules up to this weight compile without waiting for a place: each takes little, and many sessions may begin at the
-/// same time.
+/// Modules up to this weight compile without waiting for a place: each takes little, and many
+/// sessions may begin at the same time.
 const LIGHT_WEIGHT: u64 = MAX_WEIGHT / 64;
 
 /// Heavier modules that may compile at the same time, because each takes much memory.
 const HEAVY_AT_ONCE: usize = 2;
 
-/// How long one waits for a place, several times what the worst modules take: a session that waits holds what it has.
+/// How long one waits for a place, several times what the worst modules take: a session that waits
+/// holds what it has.
 const PLACE_WAIT: Duration = Duration::from_secs(10);
 
-/// The places of heavy modules. Nothing is locked while a module is compiled, and light ones never wait.
+/// The places of heavy modules. Nothing is locked while a module is compiled, and light ones never
+/// wait.
 static HEAVY: Places = Places { taken: Mutex::new(0), freed: Condvar::new() };
 
 struct Places {
@@ -250,8 +256,8 @@ impl Drop for Place {
     }
 }
 
-/// What a module costs to compile, and whether it would be optimised. Above [`MAX_WEIGHT`] it is not counted to the
-/// end.
+/// What a module costs to compile, and whether it would be optimised. Above [`MAX_WEIGHT`] it is
+/// not counted to the end.
 ///
 /// # Errors
 /// When it is no module for this sandbox.
@@ -272,7 +278,8 @@ fn thread_cpu_ns() -> u64 {
 }
 
 fn config(optimises: bool) -> Config {
-    // Pages that blocks touch stay mapped and are cleared: their faults would cost more than most modules.
+    // Pages that blocks touch stay mapped and are cleared: their faults would cost more than most
+    // modules.
     let mut pool = PoolingAllocationConfig::new();
     pool.total_core_instances(INSTANCES)
         .total_memories(INSTANCES)
@@ -293,7 +300,8 @@ fn config(optimises: bool) -> Config {
         .wasm_relaxed_simd(false)
         .wasm_memory64(false)
         .wasm_multi_memory(false)
-        // Values that blocks take are what compilers of programs do not make, and take long to compile.
+        // Values that blocks take are what compilers of programs do not make, and take long to
+        // compile.
         .wasm_multi_value(false)
         .wasm_tail_call(false)
         .wasm_backtrace(false);
@@ -343,8 +351,8 @@ impl UserAction {
         if is_map { Ok(()) } else { Err(ModuleError::Export { export }) }
     }
 
-    /// Maps tokens in a fresh instance, and in another one if the time of the first was over. Tokens are
-    /// replaced after a success only.
+    /// Maps tokens in a fresh instance, and in another one if the time of the first was over.
+    /// Tokens are replaced after a success only.
     fn run(&self, tokens: &mut [u8], dtype: Dtype, first_token: u64) -> Result<(), MapFault> {
         again_if_late(|| self.run_once(tokens, dtype, first_token))
     }
@@ -401,7 +409,8 @@ impl UserAction {
         Ok(())
     }
 
-    /// Maps the tokens again in two pieces, the later one first, and compares the result with `mapped`.
+    /// Maps the tokens again in two pieces, the later one first, and compares the result with
+    /// `mapped`.
     fn check_pieces(
         &self,
         mut again: Vec<u8>,
@@ -526,7 +535,8 @@ fn mixed(value: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// Advances the epoch of an engine while a module runs; a thread that sleeps when none has run for a while.
+/// Advances the epoch of an engine while a module runs; a thread that sleeps when none has run for
+/// a while.
 struct Ticker {
     shared: Arc<Ticking>,
     thread: Option<JoinHandle<()>>,

@@ -1,7 +1,9 @@
-//! What `dquant parfait profile` reads: packets of a capture, or counters, as samples of traffic between workers.
+//! What `dquant parfait profile` reads: packets of a capture, or counters, as samples of traffic
+//! between workers.
 //!
-//! [`capture`] reads classic pcap and pcapng, whole packets or their headers alone. [`counters`] reads a table of bytes by
-//! edge and time. Workers are addresses, or the names that a map gives these.
+//! [`capture`] reads classic pcap and pcapng, whole packets or their headers alone. [`counters`]
+//! reads a table of bytes by edge and time. Workers are addresses, or the names that a map gives
+//! these.
 
 pub mod capture;
 pub mod counters;
@@ -74,7 +76,8 @@ pub struct Names {
 }
 
 impl Names {
-    /// Those of a file with an address and a name on each line. Addresses of one name are one worker.
+    /// Those of a file with an address and a name on each line. Addresses of one name are one
+    /// worker.
     ///
     /// # Errors
     /// Names the line that cannot be read.

@@ -1,9 +1,10 @@
 //! Sizes, times and fractions as people type them, counts and waits as people read them.
 //!
-//! Every quantity on the command line or in a configuration file is parsed here, so a suffix means the same everywhere:
-//! `MiB` is 2^20 bytes, `MB` is 10^6, `us` is microseconds, `1%` is 10,000 parts per million. All arithmetic is on
-//! integers: `1.5KiB` is exactly 1536, and a value that is not a whole number of the unit is refused, not rounded. A
-//! bare `M` is refused too, because it is ambiguous.
+//! Every quantity on the command line or in a configuration file is parsed here, so a suffix means
+//! the same everywhere: `MiB` is 2^20 bytes, `MB` is 10^6, `us` is microseconds, `1%` is 10,000
+//! parts per million. All arithmetic is on integers: `1.5KiB` is exactly 1536, and a value that is
+//! not a whole number of the unit is refused, not rounded. A bare `M` is refused too, because it is
+//! ambiguous.
 
 use std::fmt;
 
@@ -131,7 +132,8 @@ const RATE: Scale = Scale {
     ],
 };
 
-/// Reads a rate in bits per second, at least 1 kbit/s: `200Mbit/s`, `10gbit`. A number without a unit is refused.
+/// Reads a rate in bits per second, at least 1 kbit/s: `200Mbit/s`, `10gbit`. A number without a
+/// unit is refused.
 ///
 /// # Errors
 /// Says which part of the text cannot be read.

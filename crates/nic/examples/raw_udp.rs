@@ -1,8 +1,10 @@
-//! Datagrams without a protocol: what UDP sockets carry at most, with segmented sends and joined receives.
+//! Datagrams without a protocol: what UDP sockets carry at most, with segmented sends and joined
+//! receives.
 //!
-//! `raw_udp receive ADDRESS BYTES` receives until a second passes without a packet and prints Gbit/s of payload that
-//! arrived. `raw_udp send LOCAL ADDRESS BYTES SECONDS` sends as fast as the socket takes packets. `cargo xtask bench
-//! fabric` compares the fabric with it: the difference is the price of reliability and checksums.
+//! `raw_udp receive ADDRESS BYTES` receives until a second passes without a packet and prints
+//! Gbit/s of payload that arrived. `raw_udp send LOCAL ADDRESS BYTES SECONDS` sends as fast as the
+//! socket takes packets. `cargo xtask bench fabric` compares the fabric with it: the difference is
+//! the price of reliability and checksums.
 
 use std::io;
 use std::mem::{size_of, zeroed};
@@ -59,7 +61,8 @@ fn set(socket: &UdpSocket, level: i32, option: i32, value: i32) -> io::Result<()
     if code == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Buffers and headers for one call of `sendmmsg` or `recvmmsg`; they point into each other, so they stay in place.
+/// Buffers and headers for one call of `sendmmsg` or `recvmmsg`; they point into each other, so
+/// they stay in place.
 struct Batch {
     bytes: Vec<Vec<u8>>,
     iovecs: Vec<libc::iovec>,

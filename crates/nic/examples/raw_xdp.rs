@@ -1,9 +1,10 @@
 //! Frames of UDP datagrams without a protocol: how fast an AF_XDP socket answers an AF_XDP socket.
 //!
-//! `raw_xdp serve ADDRESS` answers each frame with one of the same length until a second passes without any. `raw_xdp ping
-//! LOCAL ADDRESS BYTES SECONDS` sends one frame at a time and prints the median of half a round trip in microseconds. Both
-//! spin, need root, and use the first queue of the interface that has the address. `cargo xtask bench fabric` compares the
-//! fabric with it: the difference is the price of the protocol.
+//! `raw_xdp serve ADDRESS` answers each frame with one of the same length until a second passes
+//! without any. `raw_xdp ping LOCAL ADDRESS BYTES SECONDS` sends one frame at a time and prints the
+//! median of half a round trip in microseconds. Both spin, need root, and use the first queue of
+//! the interface that has the address. `cargo xtask bench fabric` compares the fabric with it: the
+//! difference is the price of the protocol.
 
 use std::io::{self, Error};
 use std::net::Ipv4Addr;

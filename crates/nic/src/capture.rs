@@ -1,14 +1,16 @@
-//! What a wire sends and accepts, as a pcap file with nanoseconds: raw IP packets, or the Ethernet frames of RoCEv1.
+//! What a wire sends and accepts, as a pcap file with nanoseconds: raw IP packets, or the Ethernet
+//! frames of RoCEv1.
 //!
-//! Every packet is written as it is on the wire: addresses, ports, traffic class, hop limit, the IPv4
-//! identification that the kernel writes, the ICRC. What a socket cannot see is filled in: the UDP
-//! checksum is correct (some senders leave it zero), the IPv6 flow label is 0. Packets that a wire refused
-//! are not in the file; its counters count them.
+//! Every packet is written as it is on the wire: addresses, ports, traffic class, hop limit, the
+//! IPv4 identification that the kernel writes, the ICRC. What a socket cannot see is filled in: the
+//! UDP checksum is correct (some senders leave it zero), the IPv6 flow label is 0. Packets that a
+//! wire refused are not in the file; its counters count them.
 //!
-//! - Records are gathered in a bounded buffer and written whole, when it is full, [`FLUSH_AFTER`] after
-//!   the first of them, and at the end. A killed process leaves a valid file without the last few.
-//! - A file ends at its limit or at the first disk error, and [`Capture::ended`] reports why. The wire
-//!   continues either way: a capture never delays or changes traffic.
+//! - Records are gathered in a bounded buffer and written whole, when it is full, [`FLUSH_AFTER`]
+//!   after the first of them, and at the end. A killed process leaves a valid file without the last
+//!   few.
+//! - A file ends at its limit or at the first disk error, and [`Capture::ended`] reports why. The
+//!   wire continues either way: a capture never delays or changes traffic.
 //! - The payload is the sending program's data, so only the owner may read the file (mode 0600).
 
 use std::fmt;
@@ -89,16 +91,18 @@ fn busy(error: TryLockError) -> io::Error {
 }
 
 impl Capture {
-    /// Creates or truncates a file for IP packets and writes the file header. The capture ends at `limit` bytes.
+    /// Creates or truncates a file for IP packets and writes the file header. The capture ends at
+    /// `limit` bytes.
     ///
     /// # Errors
-    /// When the file cannot be created or written; `ResourceBusy` while another capture, of any process,
-    /// is written to it.
+    /// When the file cannot be created or written; `ResourceBusy` while another capture, of any
+    /// process, is written to it.
     pub fn create(path: &Path, limit: u64) -> io::Result<Capture> {
         Capture::create_for(Link::RawIp, path, limit)
     }
 
-    /// The same for the packets of a wire of this kind: RoCEv1 has Ethernet frames, all others have IP packets.
+    /// The same for the packets of a wire of this kind: RoCEv1 has Ethernet frames, all others have
+    /// IP packets.
     ///
     /// # Errors
     /// As [`Capture::create`].
@@ -164,16 +168,16 @@ impl Capture {
             Ok(()) => self.written += self.buffer.len() as u64,
             Err(error) => {
                 self.ended = Some(format!("cannot write the capture: {error}"));
-                // Some programs cannot read a file with a partial record. If it cannot be cut off, readers
-                // that stop at the damage still get everything before it.
+                // Some programs cannot read a file with a partial record. If it cannot be cut off,
+                // readers that stop at the damage still get everything before it.
                 let _ = self.file.set_len(self.written);
             }
         }
         self.buffer.clear();
     }
 
-    /// Writes records that have waited long enough. Wires call it; other callers that add packets must do
-    /// so themselves.
+    /// Writes records that have waited long enough. Wires call it; other callers that add packets
+    /// must do so themselves.
     pub fn flush_if_due(&mut self) {
         let due = self.waiting_since.is_some_and(|since| clock::now().since(since) >= FLUSH_AFTER);
         if due {
@@ -203,8 +207,8 @@ impl Capture {
         }
     }
 
-    /// Adds a packet, from the first header of the file's link on, that was seen at `time` since 1970. A packet longer than the
-    /// largest IP packet is left out.
+    /// Adds a packet, from the first header of the file's link on, that was seen at `time`
+    /// since 1970. A packet longer than the largest IP packet is left out.
     pub fn packet(&mut self, time: Time, packet: &[u8]) {
         self.append(time, |buffer| {
             let fits = packet.len() + RECORD_HEADER_BYTES <= MAX_RECORD_BYTES;

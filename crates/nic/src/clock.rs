@@ -38,7 +38,8 @@ pub fn now() -> Time {
     Time::from_nanos(clock_ns(libc::CLOCK_MONOTONIC))
 }
 
-/// Unix time minus the monotonic clock, in nanoseconds: to be read again from time to time, since Unix time may be set.
+/// Unix time minus the monotonic clock, in nanoseconds: to be read again from time to time, since
+/// Unix time may be set.
 pub(crate) fn unix_offset_ns() -> u64 {
     let before = clock_ns(libc::CLOCK_MONOTONIC);
     let unix = clock_ns(libc::CLOCK_REALTIME);
@@ -49,8 +50,8 @@ pub(crate) fn unix_offset_ns() -> u64 {
 /// CPU time of all threads of the process.
 pub fn process_cpu() -> CpuTime {
     let mut usage = MaybeUninit::<libc::rusage>::zeroed();
-    // SAFETY: `usage` is a valid place for one `rusage`; all zeroes is a valid value of it, so it is
-    // initialised whether or not the call writes it.
+    // SAFETY: `usage` is a valid place for one `rusage`; all zeroes is a valid value of it, so it
+    // is initialised whether or not the call writes it.
     let usage = unsafe {
         libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr());
         usage.assume_init()

@@ -19,8 +19,9 @@ const BASE_RTT: Duration = Duration::from_micros(100);
 /// The configured congestion control.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Choice {
-    /// From measured delay towards our own endpoints on other machines, DCQCN towards others. Packets to
-    /// this machine do not cross a link that anybody shares: their receive buffers slow the sender.
+    /// From measured delay towards our own endpoints on other machines, DCQCN towards others.
+    /// Packets to this machine do not cross a link that anybody shares: their receive buffers slow
+    /// the sender.
     #[default]
     Auto,
     /// This one for all.
@@ -43,13 +44,13 @@ impl Choice {
     }
 }
 
-/// A window that follows the network may fill long queues, so it has room for this many bytes, in at most
-/// that many packets: receivers accept no packet that is further ahead.
+/// A window that follows the network may fill long queues, so it has room for this many bytes, in
+/// at most that many packets: receivers accept no packet that is further ahead.
 const ROOM_BYTES: u32 = 2 << 20;
 const ROOM_PACKETS: u32 = 2048;
 
-/// The window of a connection, in packets, where `usual` suffices without control. With go-back-N, every
-/// loss costs all of it, so it stays.
+/// The window of a connection, in packets, where `usual` suffices without control. With go-back-N,
+/// every loss costs all of it, so it stays.
 pub fn window_packets(
     usual: u32,
     control: CongestionControl,

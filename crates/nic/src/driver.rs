@@ -1,12 +1,13 @@
-//! The one loop of every thread that moves packets: targets, DPUs and the progress thread of libibverbs.
+//! The one loop of every thread that moves packets: targets, DPUs and the progress thread of
+//! libibverbs.
 //!
 //! The application receives, carries out what is due, does its own work and sends in each turn
-//! ([`roce::world::turn`] keeps that order). The driver decides when the next turn comes: at once while
-//! there is work, and for a short while after ([`Application::SPIN`]); then when a watched descriptor is
-//! readable, a [`Waker`] is used, or the deadline of the application has passed.
+//! ([`roce::world::turn`] keeps that order). The driver decides when the next turn comes: at once
+//! while there is work, and for a short while after ([`Application::SPIN`]); then when a watched
+//! descriptor is readable, a [`Waker`] is used, or the deadline of the application has passed.
 //!
-//! A sleep watches any number of descriptors, so streams and sessions are not bounded here. Protocols,
-//! commands and counters do not belong here.
+//! A sleep watches any number of descriptors, so streams and sessions are not bounded here.
+//! Protocols, commands and counters do not belong here.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -17,18 +18,19 @@ use crate::clock;
 use crate::ready::ReadySet;
 use crate::waiter::{Waiter, Waker};
 
-/// Longest sleep, so that a lost wake-up does no lasting harm. One that it ends is a fault, and counted
-/// ([`Application::note_rescue`]).
+/// Longest sleep, so that a lost wake-up does no lasting harm. One that it ends is a fault, and
+/// counted ([`Application::note_rescue`]).
 const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 
-/// Work that has been there for this long at the end of a sleep was not announced. A process that makes work may lose its
-/// processor before it announces it; it has it back by then.
+/// Work that has been there for this long at the end of a sleep was not announced. A process that
+/// makes work may lose its processor before it announces it; it has it back by then.
 const OVERDUE: Duration = Duration::from_millis(20);
 
 /// What a program tells people of a rescue.
 pub const RESCUED: &str = "a wake-up was lost: work has waited for the periodic look of a sleeping thread; please report this";
 
-/// Sleep when descriptors cannot be waited for: the kernel lacks memory, or the program closed them.
+/// Sleep when descriptors cannot be waited for: the kernel lacks memory, or the program closed
+/// them.
 const BROKEN_SLEEP: std::time::Duration = std::time::Duration::from_millis(10);
 
 /// Result of a turn.
@@ -36,10 +38,11 @@ const BROKEN_SLEEP: std::time::Duration = std::time::Duration::from_millis(10);
 pub enum Turn {
     /// There may be more to do at once.
     Busy,
-    /// There is nothing to do before this time, unless a descriptor becomes readable or a waker is used.
+    /// There is nothing to do before this time, unless a descriptor becomes readable or a waker is
+    /// used.
     Idle(Option<Time>),
-    /// There is nothing to do before this time, and another thread handles the descriptors: they are not
-    /// watched.
+    /// There is nothing to do before this time, and another thread handles the descriptors: they
+    /// are not watched.
     Nap(Time),
     /// The application ends.
     Stop,
@@ -47,26 +50,26 @@ pub enum Turn {
 
 /// What a driver drives.
 pub trait Application {
-    /// How long to spin without work before a sleep. A wake-up costs about 30 µs of latency and 5 µs of
-    /// CPU, so a little spinning pays and a lot does not. Zero where other threads poll.
+    /// How long to spin without work before a sleep. A wake-up costs about 30 µs of latency and 5
+    /// µs of CPU, so a little spinning pays and a lot does not. Zero where other threads poll.
     const SPIN: Duration;
 
     /// One turn.
     fn turn(&mut self, now: Time) -> Turn;
 
-    /// Called before a sleep: the last chance to announce it to other threads and to notice work that
-    /// they left meanwhile. `false`: take another turn.
+    /// Called before a sleep: the last chance to announce it to other threads and to notice work
+    /// that they left meanwhile. `false`: take another turn.
     fn prepare_sleep(&mut self) -> bool;
 
     /// Called when a prepared sleep is over or did not begin. A turn follows.
     fn woken(&mut self);
 
-    /// Asked during a sleep that nothing has ended: whether there is work in shared memory that its maker should have
-    /// announced by a descriptor or a waker. Does none of it.
+    /// Asked during a sleep that nothing has ended: whether there is work in shared memory that its
+    /// maker should have announced by a descriptor or a waker. Does none of it.
     fn has_work(&mut self) -> bool;
 
-    /// A sleep has ended by time although there was work, and had been for 20 ms: a wake-up was lost. The program counts
-    /// and reports it.
+    /// A sleep has ended by time although there was work, and had been for 20 ms: a wake-up was
+    /// lost. The program counts and reports it.
     fn note_rescue(&mut self);
 }
 
@@ -91,8 +94,8 @@ impl Driver {
         self.waiter.waker()
     }
 
-    /// The descriptors that end a sleep when they are readable. The application may keep a handle, and
-    /// add and remove descriptors as streams open and close.
+    /// The descriptors that end a sleep when they are readable. The application may keep a handle,
+    /// and add and remove descriptors as streams open and close.
     pub fn watched(&self) -> &ReadySet {
         &self.watched
     }
@@ -137,7 +140,8 @@ impl Driver {
         application.woken();
     }
 
-    /// A sleep at whose end one can tell that work which is there was not announced: it was there some time before.
+    /// A sleep at whose end one can tell that work which is there was not announced: it was there
+    /// some time before.
     fn sleep_in_two<A: Application>(&self, application: &mut A, left: Duration) {
         let first = Duration::from_nanos(left.as_nanos() - OVERDUE.as_nanos());
         if !self.wait(true, first) {
@@ -250,7 +254,8 @@ mod tests {
         assert_eq!(app.prepared, 2);
     }
 
-    /// The rescues of a sleep during which there is work from a time to another, counted from its beginning.
+    /// The rescues of a sleep during which there is work from a time to another, counted from its
+    /// beginning.
     fn rescues(driver: &Driver, [from, to]: [u64; 2], until: Option<Duration>) -> u32 {
         let now = clock::now();
         let works = Some((now + Duration::from_millis(from), now + Duration::from_millis(to)));

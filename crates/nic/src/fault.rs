@@ -1,4 +1,5 @@
-//! Loss on a real wire, for diagnosis: what does this job do on a network that drops one in a hundred?
+//! Loss on a real wire, for diagnosis: what does this job do on a network that drops one in a
+//! hundred?
 //!
 //! The wrapper is on the receiving side, so packets have really crossed the network. It drops and
 //! counts packets that the wire has already verified. Which ones depends only on the seed and the

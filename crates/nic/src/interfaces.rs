@@ -1,9 +1,9 @@
-//! Network interfaces of this machine (of this network namespace) and their addresses, as the kernel
-//! lists them now.
+//! Network interfaces of this machine (of this network namespace) and their addresses, as the
+//! kernel lists them now.
 //!
-//! Nothing is cached, because addresses change: callers query the list each time. IPv6 addresses that
-//! are still being checked for duplicates, which takes a second or two, are in the list; without them
-//! the others would move within tables of addresses. Confirmed duplicates are not.
+//! Nothing is cached, because addresses change: callers query the list each time. IPv6 addresses
+//! that are still being checked for duplicates, which takes a second or two, are in the list;
+//! without them the others would move within tables of addresses. Confirmed duplicates are not.
 
 use std::collections::BTreeMap;
 use std::ffi::CStr;
@@ -43,7 +43,8 @@ pub struct Interface {
 pub fn interfaces() -> io::Result<Vec<Interface>> {
     let mut found = BTreeMap::new();
     walk(|entry| {
-        // SAFETY: the list's names are C strings as long as the list lives, which is until `walk` ends.
+        // SAFETY: the list's names are C strings as long as the list lives, which is until `walk`
+        // ends.
         let name = unsafe { CStr::from_ptr(entry.ifa_name) };
         let name = name.to_string_lossy().into_owned();
         let interface = found.entry(name.clone()).or_insert_with(|| Interface {

@@ -25,9 +25,9 @@
 //! | [`mappings`], [`userfault`] | what this process has mapped; who learns of faults in it |
 //! | [`waiter`], [`clock`] | sleeping and waking; time, CPU time, resident memory |
 //!
-//! Protocol decisions do not belong here: they are in `roce`, which sees the machine only through the
-//! traits that these modules implement. Disks, rings and files are in `host`. Unsafe code is allowed here;
-//! every block says why it is sound.
+//! Protocol decisions do not belong here: they are in `roce`, which sees the machine only through
+//! the traits that these modules implement. Disks, rings and files are in `host`. Unsafe code is
+//! allowed here; every block says why it is sound.
 
 pub mod abi;
 pub mod capture;

@@ -1,9 +1,9 @@
-//! Files of daemons on a machine with other users: locks that only their owner can take, who holds a lock, and folders that
-//! everybody may enter.
+//! Files of daemons on a machine with other users: locks that only their owner can take, who holds
+//! a lock, and folders that everybody may enter.
 //!
-//! A lock of the kernel (`flock`) can be taken by whoever can open the file, for reading as well. So a lock's file has mode
-//! 0600, also where an earlier version or a umask left another one. Who opened it before may still hold it: a refusal names
-//! the holder as far as `/proc/locks` does.
+//! A lock of the kernel (`flock`) can be taken by whoever can open the file, for reading as well.
+//! So a lock's file has mode 0600, also where an earlier version or a umask left another one. Who
+//! opened it before may still hold it: a refusal names the holder as far as `/proc/locks` does.
 
 use std::fmt;
 use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, Permissions};
@@ -70,7 +70,8 @@ impl Holder {
     }
 }
 
-/// The process with a lock on that file in the text of `/proc/locks`. Locks of descriptors have no process there, -1.
+/// The process with a lock on that file in the text of `/proc/locks`. Locks of descriptors have no
+/// process there, -1.
 fn holder_in(text: &str, dev: u64, inode: u64) -> Option<u32> {
     let file = format!("{:02x}:{:02x}:{inode}", major(dev), minor(dev));
     let pid = |line: &str| {
@@ -92,8 +93,8 @@ fn about(pid: u32) -> Option<(String, u32)> {
     Some((String::from_utf8_lossy(&name).trim_end().chars().map(show).collect(), user))
 }
 
-/// Takes the lock in the file at `path`, which is made if it is missing, for as long as the result is open. The file has the
-/// number of the process that took it, for people.
+/// Takes the lock in the file at `path`, which is made if it is missing, for as long as the result
+/// is open. The file has the number of the process that took it, for people.
 ///
 /// # Errors
 /// When another process has it, or the file cannot be opened.
@@ -118,7 +119,8 @@ pub fn lock(path: &Path) -> Result<File, LockError> {
     Ok(file)
 }
 
-/// Makes a regular file inaccessible to others. One that belongs to another user stays as it is: who may change that is root.
+/// Makes a regular file inaccessible to others. One that belongs to another user stays as it is:
+/// who may change that is root.
 fn hide(file: &File) -> io::Result<()> {
     let found = file.metadata()?;
     if !found.is_file() || found.mode() & 0o077 == 0 {
@@ -153,7 +155,8 @@ pub fn create_private(path: &Path) -> io::Result<File> {
     }
 }
 
-/// Makes a folder, and those above it, that are missing. All may enter and read what it makes, whatever the umask says.
+/// Makes a folder, and those above it, that are missing. All may enter and read what it makes,
+/// whatever the umask says.
 ///
 /// # Errors
 /// When one cannot be made.

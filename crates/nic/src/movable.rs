@@ -2,22 +2,25 @@
 //!
 //! The program keeps its addresses. What changes for it while its memory is in the file:
 //!
-//! - a forked child does not have these pages (`MADV_DONTFORK`): it would share them, and with them what `malloc` notes
-//!   beside the program's bytes;
-//! - `MADV_DONTNEED` does not clear pages of a file. Memory that its owner frees meanwhile is unmapped and comes back
-//!   clear, but the pages stay in the file until the region ends;
-//! - settings of the old pages are gone: locks, memory policies, huge pages, protection keys, advice about forks and core
-//!   dumps.
+//! - a forked child does not have these pages (`MADV_DONTFORK`): it would share them, and with them
+//!   what `malloc` notes beside the program's bytes;
+//! - `MADV_DONTNEED` does not clear pages of a file. Memory that its owner frees meanwhile is
+//!   unmapped and comes back clear, but the pages stay in the file until the region ends;
+//! - settings of the old pages are gone: locks, memory policies, huge pages, protection keys,
+//!   advice about forks and core dumps.
 //!
-//! Other threads may go on. Whoever touches the memory while it is moved waits in the kernel, by userfaultfd. System calls
-//! that use it at that moment fail with `EFAULT`, because only faults of user mode are allowed to wait
-//! (`vm.unprivileged_userfaultfd`). The kernel itself cannot be held off: pages that it has pinned (I/O under way, registered
-//! buffers of io_uring) are written to where the program does not see it any more. LocalPeers reach memory that is not in the
-//! file in that way (`process_vm_writev`), so pages never move while a region that local peers know lies on them.
+//! Other threads may go on. Whoever touches the memory while it is moved waits in the kernel, by
+//! userfaultfd. System calls that use it at that moment fail with `EFAULT`, because only faults of
+//! user mode are allowed to wait (`vm.unprivileged_userfaultfd`). The kernel itself cannot be held
+//! off: pages that it has pinned (I/O under way, registered buffers of io_uring) are written to
+//! where the program does not see it any more. LocalPeers reach memory that is not in the file in
+//! that way (`process_vm_writev`), so pages never move while a region that local peers know lies on
+//! them.
 //!
-//! Only private anonymous memory moves, and neither heaps of libc nor stacks: a heap that shrinks and grows again relies on
-//! clear pages, and a child needs both. The registration cache (`adapter::registrations`) watches memory; nothing here does. Keys and rights
-//! do not belong here.
+//! Only private anonymous memory moves, and neither heaps of libc nor stacks: a heap that shrinks
+//! and grows again relies on clear pages, and a child needs both. The registration cache
+//! (`adapter::registrations`) watches memory; nothing here does. Keys and rights do not belong
+//! here.
 
 use std::io;
 use std::mem::ManuallyDrop;
@@ -41,8 +44,8 @@ pub const FILE_BYTES: u64 = 1 << 62;
 /// Most ranges in the file.
 const MAX_RANGES: usize = 1 << 12;
 
-/// Ranges begin at multiples of this and have as much behind them, so that one that grows by `mremap` meets clear pages and
-/// no other range.
+/// Ranges begin at multiples of this and have as much behind them, so that one that grows by
+/// `mremap` meets clear pages and no other range.
 const SPACING: u64 = 1 << 36;
 
 /// `HEAP_MAX_SIZE` of glibc: the heaps of its threads begin at multiples of it, and are no longer.
@@ -63,7 +66,8 @@ pub enum NotMoved {
     /// The program has closed the file's descriptor.
     #[error("the descriptor of the file was closed")]
     Closed,
-    /// [`MAX_RANGES`] ranges are in the file, or [`FILE_BYTES`] were used in the life of the process.
+    /// [`MAX_RANGES`] ranges are in the file, or [`FILE_BYTES`] were used in the life of the
+    /// process.
     #[error("the file is full")]
     Full,
     /// A system call failed.
@@ -103,7 +107,8 @@ impl Pages {
         ptr::with_exposed_provenance_mut(self.first as usize)
     }
 
-    /// Whether variables of the program or of a library are on them: those without initial values are in no file.
+    /// Whether variables of the program or of a library are on them: those without initial values
+    /// are in no file.
     fn are_static(self) -> bool {
         /// The pages, and whether they were met.
         type Search = (Pages, bool);
@@ -113,7 +118,8 @@ impl Pages {
             _: libc::size_t,
             search: *mut c_void,
         ) -> c_int {
-            // SAFETY: the loader passes an object that it describes, with this many headers, and what `are_static` gave it.
+            // SAFETY: the loader passes an object that it describes, with this many headers, and
+            // what `are_static` gave it.
             let (object, (pages, met)) = unsafe { (&*object, &mut *search.cast::<Search>()) };
             let headers = match object.dlpi_phdr.is_null() {
                 true => &[],
@@ -209,8 +215,9 @@ impl Movable {
         self.file.as_fd()
     }
 
-    /// A region that local peers are going to know: moves the pages of its `len` bytes at `addr` into the file, and returns where
-    /// the first byte is in it. In both cases the region ends with [`leave`](Movable::leave).
+    /// A region that local peers are going to know: moves the pages of its `len` bytes at `addr`
+    /// into the file, and returns where the first byte is in it. In both cases the region ends with
+    /// [`leave`](Movable::leave).
     ///
     /// # Errors
     /// Why the memory stays where it is.
@@ -229,8 +236,8 @@ impl Movable {
         self.stayed.extend(Pages::around(addr, len));
     }
 
-    /// A region ends, which did or did not move. Pages that no region needs in the file become ordinary memory again, if the
-    /// program has not unmapped them.
+    /// A region ends, which did or did not move. Pages that no region needs in the file become
+    /// ordinary memory again, if the program has not unmapped them.
     pub fn leave(&mut self, addr: u64, len: u64, has_moved: bool) {
         let Some(pages) = Pages::around(addr, len) else { return };
         if has_moved {
@@ -248,7 +255,8 @@ impl Movable {
     fn offset_of(&mut self, pages: Pages) -> Result<u64, NotMoved> {
         if let Some(at) = self.ranges.iter().position(|range| range.pages.contains(pages)) {
             let range = self.ranges[at];
-            // Otherwise the program has unmapped what it had registered, and this is something else.
+            // Otherwise the program has unmapped what it had registered, and this is something
+            // else.
             if self.placed(range) != Placed::Here {
                 return Err(NotMoved::Overlap);
             }
@@ -392,8 +400,9 @@ fn mappings() -> Result<Mappings, NotMoved> {
     Mappings::now().map_err(system("/proc/self/maps"))
 }
 
-/// Whether the pages are on a heap that glibc has made for a thread, as far as the words at its beginning tell
-/// (`heap_info` of malloc/arena.c). Other memory that looks like it does not move either.
+/// Whether the pages are on a heap that glibc has made for a thread, as far as the words at its
+/// beginning tell (`heap_info` of malloc/arena.c). Other memory that looks like it does not move
+/// either.
 fn is_thread_heap(mapping: Pages, pages: Pages) -> bool {
     const INFO: u64 = 4 * 8;
     let start = pages.first / THREAD_HEAP * THREAD_HEAP;
@@ -449,21 +458,23 @@ impl Mapping {
         if done < 0 { Err(last("MADV_POPULATE_WRITE")) } else { Ok(()) }
     }
 
-    /// The pages of the program, which end there: whoever touches them waits for the barrier, which must exist.
+    /// The pages of the program, which end there: whoever touches them waits for the barrier, which
+    /// must exist.
     ///
     /// # Safety
     /// The program gets them back, or others with the same bytes, before the barrier falls.
     unsafe fn of_program(pages: Pages) -> Result<Mapping, NotMoved> {
         let (len, flags) = (pages.len(), libc::MREMAP_MAYMOVE | libc::MREMAP_DONTUNMAP);
-        // SAFETY: as the caller promises. The kernel reads the last argument as a hint, so there must be one.
+        // SAFETY: as the caller promises. The kernel reads the last argument as a hint, so there
+        // must be one.
         let at = unsafe { libc::mremap(pages.at(), len, len, flags, null_mut::<c_void>()) };
         if at == libc::MAP_FAILED { Err(last("mremap")) } else { Ok(Mapping { at, len }) }
     }
 
     /// Copies all of `from`, which is as long.
     fn copy_from(&self, from: &Mapping) {
-        // SAFETY: two mappings of this length. A local peer that writes to the file meanwhile changes what is copied, and no
-        // reference to the bytes exists.
+        // SAFETY: two mappings of this length. A local peer that writes to the file meanwhile
+        // changes what is copied, and no reference to the bytes exists.
         unsafe { ptr::copy_nonoverlapping(from.at.cast::<u8>(), self.at.cast(), self.len) }
     }
 }
@@ -486,7 +497,8 @@ struct Barrier {
 }
 
 impl Barrier {
-    /// Accesses to pages that the page table does not have wait: with `in_file` also those to pages that the file has.
+    /// Accesses to pages that the page table does not have wait: with `in_file` also those to pages
+    /// that the file has.
     fn around(pages: Pages, in_file: bool) -> Result<Barrier, NotMoved> {
         let (features, modes) = match in_file {
             true => {
@@ -511,7 +523,8 @@ impl Barrier {
         while done < len {
             let mut copy = [first + done, source + done, len - done, 0, 0];
             let _ = userfault::control(self.fd.as_raw_fd(), userfault::COPY, &mut copy);
-            // The last word has the bytes that were copied, or an error: the mapping is the program's own fault then.
+            // The last word has the bytes that were copied, or an error: the mapping is the
+            // program's own fault then.
             match i64::from_ne_bytes(copy[4].to_ne_bytes()) {
                 copied @ 1.. => done += copied.unsigned_abs(),
                 again if again == -i64::from(libc::EAGAIN) => {}
@@ -531,8 +544,8 @@ impl Drop for Barrier {
     }
 }
 
-/// Moves pages into the file at `offset`. While the barrier is up, nothing here may touch memory that `malloc` has handed
-/// out or manages: it may be on these pages.
+/// Moves pages into the file at `offset`. While the barrier is up, nothing here may touch memory
+/// that `malloc` has handed out or manages: it may be on these pages.
 fn move_in(file: &OwnedFd, pages: Pages, offset: u64) -> Result<(), NotMoved> {
     let to = Mapping::of_file(file, offset, pages.len())?;
     let moved = to.populate().and_then(|()| {
@@ -551,7 +564,8 @@ fn move_back(pages: Pages) -> Result<(), NotMoved> {
     let to = Mapping::anonymous(pages.len())?;
     to.populate()?;
     let from = exchange(to, pages, true)?;
-    // SAFETY: frees the pages of the file, which nobody uses any more. Without it they are freed with the file.
+    // SAFETY: frees the pages of the file, which nobody uses any more. Without it they are freed
+    // with the file.
     unsafe { libc::madvise(from.at, from.len, libc::MADV_REMOVE) };
     Ok(())
 }
@@ -575,7 +589,8 @@ fn exchange(to: Mapping, pages: Pages, in_file: bool) -> Result<Mapping, NotMove
     Err(failed)
 }
 
-/// Moves a mapping to the place of `pages`, which end. Returns false, and changes nothing, where the kernel refuses.
+/// Moves a mapping to the place of `pages`, which end. Returns false, and changes nothing, where
+/// the kernel refuses.
 ///
 /// # Safety
 /// The bytes are those that the program expects there, and the mapping is used no more.

@@ -1,7 +1,8 @@
 //! Who is at the other end of a Unix socket.
 //!
-//! A process of another PID namespace that is not below this one has no number here: the kernel says 0.
-//! Containers of one pod share a network namespace and often nothing else, so that is no failure.
+//! A process of another PID namespace that is not below this one has no number here: the kernel
+//! says 0. Containers of one pod share a network namespace and often nothing else, so that is no
+//! failure.
 
 use std::io;
 use std::mem::MaybeUninit;

@@ -1,19 +1,20 @@
-//! Registered memory: one large region from which all buffers of the network and the disk are allocated.
+//! Registered memory: one large region from which all buffers of the network and the disk are
+//! allocated.
 //!
-//! The region is a sealed memfd, mapped shared and with every page present before the first use. So no
-//! page fault, no growth and no `SIGBUS` can happen on the data path, and the descriptor can be passed to
-//! another process. Huge pages are used when the system offers them; [`Pool::pages`] and [`Pool::why`]
-//! report what was used, and why nothing better.
+//! The region is a sealed memfd, mapped shared and with every page present before the first use. So
+//! no page fault, no growth and no `SIGBUS` can happen on the data path, and the descriptor can be
+//! passed to another process. Huge pages are used when the system offers them; [`Pool::pages`] and
+//! [`Pool::why`] report what was used, and why nothing better.
 //!
 //! Addresses are the real virtual addresses, so the kernel and a hardware NIC can use them, and
 //! [`Memory`] needs only a bounds check.
 //!
 //! Who may touch the bytes:
 //! - Slices handed out borrow the pool, so Rust's rules hold among users of this process.
-//! - The kernel writes into ranges that were given to a disk. Such a range belongs to the disk until the
-//!   read completes; nobody accesses it before.
-//! - A process that maps the descriptor may write at any time. Bytes are plain numbers, and users of a
-//!   shared region treat its content as untrusted (C7).
+//! - The kernel writes into ranges that were given to a disk. Such a range belongs to the disk
+//!   until the read completes; nobody accesses it before.
+//! - A process that maps the descriptor may write at any time. Bytes are plain numbers, and users
+//!   of a shared region treat its content as untrusted (C7).
 //! - The mapping is reference counted: a disk with reads under way keeps it alive.
 
 use std::collections::BTreeMap;
@@ -159,8 +160,9 @@ impl Pool {
         Ok(Pool::over(region, pages, why))
     }
 
-    /// Creates a pool whose pages become present when they are first used: for memory of which little is used
-    /// soon, or ever. Using it costs page faults, and a lack of memory shows only then.
+    /// Creates a pool whose pages become present when they are first used: for memory of which
+    /// little is used soon, or ever. Using it costs page faults, and a lack of memory shows only
+    /// then.
     pub fn on_demand(bytes: u64) -> Result<Pool, PoolError> {
         check_size(bytes)?;
         check_available(bytes)?;
@@ -204,8 +206,8 @@ impl Pool {
         self.free.values().sum()
     }
 
-    /// Allocates `len` bytes at a multiple of `align` (a power of two), from the first hole that fits.
-    /// The content is whatever the last user left.
+    /// Allocates `len` bytes at a multiple of `align` (a power of two), from the first hole that
+    /// fits. The content is whatever the last user left.
     pub fn alloc(&mut self, len: u64, align: u64) -> Result<PoolRange, PoolError> {
         if len == 0 || !align.is_power_of_two() {
             return Err(PoolError::BadRange { len, align });
@@ -270,7 +272,8 @@ impl Pool {
 impl Memory for Pool {
     fn gather(&self, addr: u64, into: &mut [u8]) {
         let start = self.region.place(addr, into.len());
-        // SAFETY: `place` returned a pointer to that many mapped bytes; `into` is the caller's alone.
+        // SAFETY: `place` returned a pointer to that many mapped bytes; `into` is the caller's
+        // alone.
         unsafe { std::ptr::copy_nonoverlapping(start.as_ptr(), into.as_mut_ptr(), into.len()) }
     }
 
@@ -282,8 +285,8 @@ impl Memory for Pool {
 
     fn atomic(&mut self, addr: u64, op: AtomicOp) -> u64 {
         let word = self.region.place(addr, 8).cast::<u64>();
-        // SAFETY: `place` returned eight mapped bytes, and the endpoint asks for aligned words only. LocalPeers
-        // that map the pool change such words as atomics, too.
+        // SAFETY: `place` returned eight mapped bytes, and the endpoint asks for aligned words
+        // only. LocalPeers that map the pool change such words as atomics, too.
         op.execute(unsafe { AtomicU64::from_ptr(word.as_ptr()) })
     }
 
@@ -295,9 +298,9 @@ impl Memory for Pool {
 impl Staging for Pool {
     fn bytes(&self, addr: u64, len: usize) -> &[u8] {
         let start = self.region.place(addr, len);
-        // SAFETY: `place` returned a pointer to `len` mapped, initialised bytes. The pool is borrowed for
-        // as long as the slice lives, so nobody in this process has a unique slice; the kernel writes
-        // only into ranges that belong to a disk, which nobody reads meanwhile.
+        // SAFETY: `place` returned a pointer to `len` mapped, initialised bytes. The pool is
+        // borrowed for as long as the slice lives, so nobody in this process has a unique slice;
+        // the kernel writes only into ranges that belong to a disk, which nobody reads meanwhile.
         unsafe { std::slice::from_raw_parts(start.as_ptr(), len) }
     }
 
@@ -586,8 +589,8 @@ mod tests {
         assert!(matches!(pool.free(range), Err(PoolError::NotInUse { .. })));
     }
 
-    /// Random allocations and frees: ranges are aligned, inside and disjoint, and when all are freed the
-    /// pool is one hole again.
+    /// Random allocations and frees: ranges are aligned, inside and disjoint, and when all are
+    /// freed the pool is one hole again.
     #[test]
     fn ranges_never_overlap() {
         for seed in 0..20u64 {

@@ -1,4 +1,5 @@
-//! A private directory of the user: what `dquant run` and the verbs library share between processes.
+//! A private directory of the user: what `dquant run` and the verbs library share between
+//! processes.
 //!
 //! Code is loaded from it, so only this user may be able to write to it. Its name is
 //! `dquant-verbs-UID`. Any user can take a name in a directory that all may write to, and in a user
@@ -24,8 +25,8 @@ const MAX_ENTRIES: usize = 65_536;
 /// Random names that are tried.
 const MAX_NAMES: u32 = 8;
 
-/// The parents to try, best first. `sudo` and `su` leave another user's `XDG_RUNTIME_DIR` behind, and
-/// containers name one that does not exist.
+/// The parents to try, best first. `sudo` and `su` leave another user's `XDG_RUNTIME_DIR` behind,
+/// and containers name one that does not exist.
 pub fn bases() -> Vec<PathBuf> {
     let runtime = env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty()).map(PathBuf::from);
     let mut all: Vec<PathBuf> = runtime.into_iter().collect();

@@ -1,7 +1,7 @@
 //! Which of many descriptors are readable: an epoll instance with a name for each descriptor.
 //!
-//! A descriptor is reported until it has been read empty (level-triggered), or, if added edge-triggered,
-//! once for each time that input arrives.
+//! A descriptor is reported until it has been read empty (level-triggered), or, if added
+//! edge-triggered, once for each time that input arrives.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -35,13 +35,14 @@ impl ReadySet {
     /// Adds a descriptor under a name.
     ///
     /// # Errors
-    /// When it is in the set already, cannot be waited for, or the user's limit of watches is reached.
+    /// When it is in the set already, cannot be waited for, or the user's limit of watches is
+    /// reached.
     pub fn add(&self, fd: BorrowedFd<'_>, name: u64) -> io::Result<()> {
         Ok(epoll::add(&self.epoll, fd, EventData::new_u64(name), EventFlags::IN)?)
     }
 
-    /// Adds a descriptor edge-triggered: for one that may not be read empty before the next call, or
-    /// that others may write to without need.
+    /// Adds a descriptor edge-triggered: for one that may not be read empty before the next call,
+    /// or that others may write to without need.
     ///
     /// # Errors
     /// As [`add`](ReadySet::add).
@@ -51,7 +52,8 @@ impl ReadySet {
         Ok(epoll::add(&self.epoll, fd, EventData::new_u64(name), flags)?)
     }
 
-    /// Whether the set stays readable until [`take`](ReadySet::take) is called: an edge does not end by itself.
+    /// Whether the set stays readable until [`take`](ReadySet::take) is called: an edge does not
+    /// end by itself.
     pub fn has_edges(&self) -> bool {
         self.has_edges.load(Ordering::Relaxed)
     }

@@ -59,8 +59,8 @@ impl Name {
     /// What the kernel wrote, if it is an Internet address. `len` bytes of it are valid.
     pub(crate) fn decode(&self, len: libc::socklen_t) -> Option<SocketAddr> {
         let len = len as usize;
-        // SAFETY: the union holds plain integers and was zeroed before the kernel wrote to it, so every
-        // variant is initialised whatever was written; the family selects the variant.
+        // SAFETY: the union holds plain integers and was zeroed before the kernel wrote to it, so
+        // every variant is initialised whatever was written; the family selects the variant.
         let (v4, v6) = unsafe { (self.v4, self.v6) };
         match c_int::from(v4.sin_family) {
             libc::AF_INET if len >= size_of::<libc::sockaddr_in>() => {

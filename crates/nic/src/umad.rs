@@ -1,8 +1,8 @@
 //! Management datagrams of InfiniBand through a `libibumad.so.3` that is found at run time.
 //!
-//! The library is loaded and not linked: most machines have none, and whoever simulates a fabric (ibsim) puts another
-//! layer between it and the kernel, which sees the calls of the C library alone. A library stays loaded until the
-//! process ends.
+//! The library is loaded and not linked: most machines have none, and whoever simulates a fabric
+//! (ibsim) puts another layer between it and the kernel, which sees the calls of the C library
+//! alone. A library stays loaded until the process ends.
 //!
 //! What the datagrams say belongs to the crate `fabric`.
 
@@ -33,16 +33,16 @@ const TRAPS: u64 = 1 << 0x05 | 1 << 0x07;
 /// Those of a subnet administrator: also GetTable (0x12) and Delete (0x15).
 const ADMINISTRATION: u64 = GET_SET | 1 << 0x12 | 1 << 0x15;
 
-/// Classes of a subnet manager, their versions, and the requests that it takes: subnet management by directed routes
-/// and by LIDs, and subnet administration.
+/// Classes of a subnet manager, their versions, and the requests that it takes: subnet management
+/// by directed routes and by LIDs, and subnet administration.
 const MANAGER_CLASSES: [(u8, c_int, u64); 3] =
     [(DIRECTED_ROUTE, 1, GET_SET), (0x01, 1, GET_SET | TRAPS), (0x03, 2, ADMINISTRATION)];
 
 /// The LID of datagrams whose way is in themselves.
 const PERMISSIVE_LID: u16 = 0xffff;
 
-/// How long the kernel waits for the answer to a datagram before it forgets that there may be one. Whoever sends
-/// repeats by a clock of their own, which is shorter.
+/// How long the kernel waits for the answer to a datagram before it forgets that there may be one.
+/// Whoever sends repeats by a clock of their own, which is shorter.
 const KERNEL_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Why datagrams cannot be sent or received.
@@ -71,8 +71,9 @@ pub enum UmadError {
 }
 
 impl UmadError {
-    /// Whether the device does not work any more, so that nothing can be sent or received. Other failed calls concern one
-    /// datagram: the kernel refuses, for one, a response while an earlier one with its transaction ID is being sent.
+    /// Whether the device does not work any more, so that nothing can be sent or received. Other
+    /// failed calls concern one datagram: the kernel refuses, for one, a response while an earlier
+    /// one with its transaction ID is being sent.
     pub fn is_device_gone(&self) -> bool {
         let UmadError::Call { source, .. } = self else {
             return true;
@@ -94,7 +95,8 @@ macro_rules! functions {
                 Ok(Functions { $(
                     $name: {
                         let symbol = symbol(handle, $symbol)?;
-                        // SAFETY: this symbol of libibumad.so.3 is a function of this type, whose ABI is stable.
+                        // SAFETY: this symbol of libibumad.so.3 is a function of this type, whose
+                        // ABI is stable.
                         unsafe {
                             std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) -> $out>(symbol)
                         }
@@ -161,7 +163,8 @@ pub struct Received {
 }
 
 impl Umad {
-    /// Opens a port of a device for directed-route requests; `None` and 0 leave the choice to the library.
+    /// Opens a port of a device for directed-route requests; `None` and 0 leave the choice to the
+    /// library.
     ///
     /// # Errors
     /// When the library or the port cannot be used.
@@ -171,7 +174,8 @@ impl Umad {
         Ok(umad)
     }
 
-    /// Opens one for a subnet manager: it also gets the requests of others, and the port says that it is there.
+    /// Opens one for a subnet manager: it also gets the requests of others, and the port says that
+    /// it is there.
     ///
     /// # Errors
     /// When the library or the port cannot be used, or another manager uses it.
@@ -183,7 +187,8 @@ impl Umad {
         let pointer = name.as_ref().map_or(std::ptr::null(), |name| name.as_ptr());
         let mut path = [0; 256];
         let length = path.len() as c_int;
-        // SAFETY: the name is null or ends with zero, and the path has room for as many bytes as are said.
+        // SAFETY: the name is null or ends with zero, and the path has room for as many bytes as
+        // are said.
         let found =
             unsafe { (umad.functions.issm_path)(pointer, port.into(), path.as_mut_ptr(), length) };
         checked("umad_get_issm_path", found)?;
@@ -207,7 +212,8 @@ impl Umad {
         // SAFETY: no arguments, no conditions.
         checked("umad_init", unsafe { (functions.init)() })?;
         let pointer = name.as_ref().map_or(std::ptr::null(), |name| name.as_ptr());
-        // SAFETY: the name is null, which means any device, or ends with zero and outlives the call.
+        // SAFETY: the name is null, which means any device, or ends with zero and outlives the
+        // call.
         let port = unsafe { (functions.open_port)(pointer, port.into()) };
         let port = checked("umad_open_port", port)?;
         let buffer = Box::new([0; (HEADER_BYTES + MAD_BYTES) / 8]);
@@ -230,7 +236,8 @@ impl Umad {
             0 => std::ptr::null_mut(),
             _ => mask.as_mut_ptr().cast::<c_long>(),
         };
-        // SAFETY: without a mask the agent gets responses alone; with one, it has 16 bytes, as the library reads.
+        // SAFETY: without a mask the agent gets responses alone; with one, it has 16 bytes, as the
+        // library reads.
         let agent =
             unsafe { (self.functions.register)(self.port, class.into(), version, 0, pointer) };
         self.agents.push((class, checked("umad_register", agent)?));
@@ -267,7 +274,8 @@ impl Umad {
         // No response comes to a response, nor to TrapRepress.
         let is_answered = method & 0x80 == 0 && method != 0x07;
         let patience = if is_answered { KERNEL_PATIENCE.as_millis() as c_int } else { 0 };
-        // SAFETY: the buffer holds a header of the library's size, as was checked, and a datagram behind it.
+        // SAFETY: the buffer holds a header of the library's size, as was checked, and a datagram
+        // behind it.
         let sent = unsafe {
             let (lid, pair) = (to.lid.into(), to.queue_pair as c_int);
             let (level, key) = (to.service_level.into(), to.key as c_int);
@@ -278,7 +286,8 @@ impl Umad {
         checked("umad_send", sent).map(drop)
     }
 
-    /// The next datagram, if one comes in this time. The kernel also gives back those whose answer did not come.
+    /// The next datagram, if one comes in this time. The kernel also gives back those whose answer
+    /// did not come.
     ///
     /// # Errors
     /// When the device is gone.
@@ -318,7 +327,8 @@ impl Umad {
         let mut mad = [0; MAD_BYTES];
         mad.copy_from_slice(&bytes[HEADER_BYTES..]);
         let word = |at: usize| [bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]];
-        // `struct ib_user_mad_hdr`: status at 4; queue pair, key, LID and level at 20, 24, 28, 30 in network order.
+        // `struct ib_user_mad_hdr`: status at 4; queue pair, key, LID and level at 20, 24, 28, 30
+        // in network order.
         let from = Address {
             lid: u16::from_be_bytes([bytes[28], bytes[29]]),
             queue_pair: u32::from_be_bytes(word(20)),
@@ -359,7 +369,8 @@ impl Functions {
     fn load(library: &Path) -> Result<Functions, UmadError> {
         let name = CString::new(library.as_os_str().as_bytes());
         let name = name.map_err(|_| UmadError::Library("a zero in a path".into()))?;
-        // SAFETY: the name ends with zero. Loading runs the initialisers of a library that the user has chosen to run.
+        // SAFETY: the name ends with zero. Loading runs the initialisers of a library that the user
+        // has chosen to run.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
             let why = format!("{} cannot be loaded", library.display());

@@ -1,5 +1,5 @@
-//! The system call and the requests of userfaultfd (linux/userfaultfd.h), for faults of user mode only, which need no
-//! privilege. What is registered, and why, does not belong here.
+//! The system call and the requests of userfaultfd (linux/userfaultfd.h), for faults of user mode
+//! only, which need no privilege. What is registered, and why, does not belong here.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -70,8 +70,9 @@ pub fn control<const N: usize>(
     words: &mut [u64; N],
 ) -> Result<(), c_int> {
     debug_assert_eq!((request >> 16 & 0x3fff) as usize, N * 8);
-    // SAFETY: the request names the length of the structure, which the kernel reads or writes. Of those above, only `COPY`
-    // writes to memory: to pages of the range that the caller has registered and that have no contents.
+    // SAFETY: the request names the length of the structure, which the kernel reads or writes. Of
+    // those above, only `COPY` writes to memory: to pages of the range that the caller has
+    // registered and that have no contents.
     let result = unsafe { libc::ioctl(fd, request as _, words.as_mut_ptr()) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error().raw_os_error().unwrap_or(0)) }
 }

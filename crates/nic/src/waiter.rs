@@ -1,8 +1,9 @@
 //! Sleeping until there is something to do: a packet, a disk completion, another thread's call.
 //!
-//! Data-path threads poll; they sleep only when several rounds brought nothing. A [`Waiter`] owns an
-//! eventfd that other threads signal through [`Waker`]; sockets and rings are borrowed for each sleep,
-//! so nothing here outlives them. A wake-up before the sleep is not lost: the eventfd keeps it.
+//! Data-path threads poll; they sleep only when several rounds brought nothing. A [`Waiter`] owns
+//! an eventfd that other threads signal through [`Waker`]; sockets and rings are borrowed for each
+//! sleep, so nothing here outlives them. A wake-up before the sleep is not lost: the eventfd keeps
+//! it.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -50,8 +51,8 @@ impl Waiter {
     }
 
     /// Sleeps until one of `fds` is readable, a waker is used, or `timeout` has passed (`None`: no
-    /// limit). Only the first [`MAX_FDS`] descriptors are watched. A signal ends the sleep early and
-    /// is no error.
+    /// limit). Only the first [`MAX_FDS`] descriptors are watched. A signal ends the sleep early
+    /// and is no error.
     pub fn wait(
         &self,
         fds: &[BorrowedFd<'_>],

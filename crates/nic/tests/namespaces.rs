@@ -27,7 +27,8 @@ use roce::world::{NoMemory, Origin, Path, Payload, Telemetry, TxFrame, Wire};
 use rustix::net::{AddressFamily, SendFlags, SocketType, ipproto, sendto, socket};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-/// Two namespaces, each with one end of a link: 10.78.0.1 and .2, fd78::1 and ::2, and link-local ones.
+/// Two namespaces, each with one end of a link: 10.78.0.1 and .2, fd78::1 and ::2, and link-local
+/// ones.
 struct Lab {
     names: [String; 2],
 }
@@ -261,7 +262,8 @@ fn two_processes_share_what_another_machine_sends() {
         }
         assert_eq!(count, [18, 18]);
     });
-    // Everything is sent from port 4791, so each of the three address pairs is one flow with one owner.
+    // Everything is sent from port 4791, so each of the three address pairs is one flow with one
+    // owner.
     let forwarded = b.counters().sharing.forwarded.packets + c.counters().sharing.forwarded.packets;
     assert_eq!(forwarded, 18);
     assert_eq!(b.counters().sharing.accepted + c.counters().sharing.accepted, 18);
@@ -326,8 +328,8 @@ fn packets_longer_than_the_link_are_dropped_and_counted() {
     assert_eq!((a.counters().tx.dropped.too_long, a.why_no_gso()), (2, None));
 }
 
-/// A packet from machine 0 to machine 1 with an IPv4 identification of our choice, and an ICRC for another
-/// or the same one, as a device that is not a UDP socket sends it.
+/// A packet from machine 0 to machine 1 with an IPv4 identification of our choice, and an ICRC for
+/// another or the same one, as a device that is not a UDP socket sends it.
 fn raw_packet(dest_qp: u32, psn: u32, id: u16, icrc_id: u16) -> Vec<u8> {
     let (src, dst) = (Ipv4Addr::new(10, 78, 0, 1), Ipv4Addr::new(10, 78, 0, 2));
     let mut body = [&headers(dest_qp, psn).emit()[..], b"from a NIC..", &[0; 4]].concat();
@@ -482,14 +484,15 @@ fn route_of(lab: &Lab, to: IpAddr) -> String {
     String::from_utf8_lossy(&run.stdout).into_owned()
 }
 
-/// Both kinds of address, the ICMP error that claims a smaller MTU, and the minimum that Linux accepts.
+/// Both kinds of address, the ICMP error that claims a smaller MTU, and the minimum that Linux
+/// accepts.
 fn too_big() -> [(SocketAddr, SocketAddr, [u8; 2], u32); 2] {
     let at = |ip: &str| SocketAddr::new(ip.parse().expect("literal"), ROCE_PORT);
     [(at("10.78.0.1"), at("10.78.0.2"), [3, 4], 600), (at("fd78::1"), at("fd78::2"), [2, 0], 1280)]
 }
 
-/// Sends a burst of the longest packets from `a` to `b` and checks, on the wire, that they are the same as
-/// without an attack.
+/// Sends a burst of the longest packets from `a` to `b` and checks, on the wire, that they are the
+/// same as without an attack.
 fn carries_the_largest(lab: &Lab, a: &mut DeviceWire, b: &mut DeviceWire, to: IpAddr) {
     let link = lab.link(1);
     let mut tap = lab.on(1, || PacketTap::open(Some(link.index))).expect("root");
@@ -566,8 +569,8 @@ fn the_path_mtu_is_the_least_of_the_link_and_of_what_the_operator_says_of_the_ro
     }
 }
 
-/// Unreachable networks, hosts, protocols, ports; prohibited; a route that is too long: none of them
-/// reaches an unconnected socket as an error.
+/// Unreachable networks, hosts, protocols, ports; prohibited; a route that is too long: none of
+/// them reaches an unconnected socket as an error.
 #[test]
 fn other_spoofed_icmp_errors_reach_no_socket() {
     let Some(lab) = Lab::new(9000) else { return };

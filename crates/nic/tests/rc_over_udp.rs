@@ -1,5 +1,5 @@
-//! Reliable-connection queue pairs over real sockets: what the protocol crate proves over a simulated
-//! wire has to hold over UDP too, with and without loss.
+//! Reliable-connection queue pairs over real sockets: what the protocol crate proves over a
+//! simulated wire has to hold over UDP too, with and without loss.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -230,7 +230,8 @@ fn a_wrong_key_is_refused_across_the_wire() {
     assert_eq!(b.pool.bytes(to.addr, 64), [0; 64]);
 }
 
-/// Acknowledgements, NAKs, responses and what is sent again have the DSCP of their sender, as sockets send and receive them.
+/// Acknowledgements, NAKs, responses and what is sent again have the DSCP of their sender, as
+/// sockets send and receive them.
 #[test]
 fn every_packet_has_the_dscp_of_its_queue_pair() {
     for (v6, reliability) in [
@@ -260,8 +261,8 @@ fn every_packet_has_the_dscp_of_its_queue_pair() {
     }
 }
 
-/// What one side sends has a pace, and the other side's DSCP has none. Responses and acknowledgements are paced, too, so nothing ends
-/// before the bytes can have left.
+/// What one side sends has a pace, and the other side's DSCP has none. Responses and
+/// acknowledgements are paced, too, so nothing ends before the bytes can have left.
 #[test]
 fn a_paced_job_sends_no_faster_and_everything_arrives() {
     let folder = std::env::temp_dir().join(format!("nic-paced-{}", std::process::id()));
@@ -277,7 +278,8 @@ fn a_paced_job_sends_no_faster_and_everything_arrives() {
         transfer_between((a, b), &format!("{bps} bit/s"));
         let took_ns = clock::now().since(began).as_nanos();
         let bytes = table.sent_bytes(DSCPS[0]) - before;
-        // A WRITE of 2 MiB and a SEND of 1 MiB, with headers; acknowledgements of what b sends, and what was lost.
+        // A WRITE of 2 MiB and a SEND of 1 MiB, with headers; acknowledgements of what b sends, and
+        // what was lost.
         assert!((3 * MIB..8 * MIB).contains(&bytes), "{bytes}");
         let full_bucket = 64 << 10;
         let least_ns = ((bytes - full_bucket) * 8_000_000_000).checked_div(bps).unwrap_or(0);
@@ -286,8 +288,9 @@ fn a_paced_job_sends_no_faster_and_everything_arrives() {
     std::fs::remove_dir_all(folder).expect("it is ours");
 }
 
-/// One side's exchange begins when its gate opens. The other side's gate stays closed: what arrives opens it, at once and not when its
-/// queue pair would have asked again, for acknowledgements and for a WRITE that was held back.
+/// One side's exchange begins when its gate opens. The other side's gate stays closed: what arrives
+/// opens it, at once and not when its queue pair would have asked again, for acknowledgements and
+/// for a WRITE that was held back.
 #[test]
 fn a_gate_opens_in_time_or_for_what_peers_have_begun() {
     const DSCP: u8 = 26;
@@ -336,8 +339,8 @@ fn a_gate_opens_in_time_or_for_what_peers_have_begun() {
     }
 }
 
-/// The last packet of an exchange is lost, and what is to repeat it waits for the gate for longer than all retries take: that
-/// says nothing about the peer, and the connection lives.
+/// The last packet of an exchange is lost, and what is to repeat it waits for the gate for longer
+/// than all retries take: that says nothing about the peer, and the connection lives.
 #[test]
 fn a_gate_that_holds_retransmissions_back_uses_up_no_retry() {
     const DSCP: u8 = 26;
@@ -395,8 +398,8 @@ fn unix_ns() -> u64 {
     since.expect("after 1970").as_nanos() as u64
 }
 
-/// Checks each packet of a capture by its sender's port, and that every kind of packet is in it from both sides. The ports are
-/// not RoCE's own, so the headers are read here.
+/// Checks each packet of a capture by its sender's port, and that every kind of packet is in it
+/// from both sides. The ports are not RoCE's own, so the headers are read here.
 fn check_dscps(capture: &[u8], ports: [u16; 2], context: &str) {
     let records = capture::Capture::parse(capture).expect("a capture").records();
     let mut seen = BTreeSet::new();

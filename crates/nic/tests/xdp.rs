@@ -1,5 +1,5 @@
-//! The AF_XDP wire between two network namespaces: one end or both, long and short packets, loss, other programs,
-//! `kill -9`.
+//! The AF_XDP wire between two network namespaces: one end or both, long and short packets, loss,
+//! other programs, `kill -9`.
 //!
 //! Needs root, `ip` and a kernel with AF_XDP; without them every test reports that and passes.
 #![cfg(feature = "xdp")]
@@ -30,8 +30,8 @@ use veth_host::{Host, LIMIT, transfer};
 /// Set for the process that attaches a program and waits to be killed.
 const HOLD: &str = "NIC_XDP_TEST_HOLDS";
 
-/// Two machines that know each other, so that all packets take the shorter way; `None`, with the reason reported, where
-/// the kernel has no AF_XDP.
+/// Two machines that know each other, so that all packets take the shorter way; `None`, with the
+/// reason reported, where the kernel has no AF_XDP.
 fn lab(mtu: u32) -> Option<Lab> {
     Lab::new(mtu).filter(has_xdp)
 }
@@ -156,8 +156,8 @@ fn the_generic_attachment_works_too() {
     assert_used(a.wire.inner());
 }
 
-/// The kernel refuses a send while the interface is down. The frame stays in the ring, and no other packet follows that
-/// would take it along.
+/// The kernel refuses a send while the interface is down. The frame stays in the ring, and no other
+/// packet follows that would take it along.
 #[test]
 fn a_frame_that_the_kernel_refused_leaves_at_a_later_turn() {
     let Some(lab) = lab(1500) else { return };

@@ -1,19 +1,21 @@
-//! Jobs that are admitted and whose guarantee then holds, by ways to place and to reserve, on several topologies and loads.
+//! Jobs that are admitted and whose guarantee then holds, by ways to place and to reserve, on
+//! several topologies and loads.
 //!
 //! ```console
 //! $ cargo run --release -p parfait --example acceptance
 //! $ cargo run --release -p parfait --example acceptance -- --topology vl2 --load 80 --seeds 5
 //! ```
 //!
-//! Jobs arrive at random (Poisson) and stay for an exponential time; the load is the slots that they ask for against
-//! those that there are. Sizes are geometric with mean 12, at least 2. 40 % are rings, 20 % parameter servers, 15 %
-//! tori, 15 % hierarchical, 10 % meshes. The rate of an edge is uniform from 1 to 20 Gbit/s; with `--rates worker` the most
-//! that a worker sends or receives is. Hosts have 8 slots and ports of 100 Gbit/s; links between switches carry a quarter of
-//! what hosts could send over them.
+//! Jobs arrive at random (Poisson) and stay for an exponential time; the load is the slots that
+//! they ask for against those that there are. Sizes are geometric with mean 12, at least 2. 40 %
+//! are rings, 20 % parameter servers, 15 % tori, 15 % hierarchical, 10 % meshes. The rate of an
+//! edge is uniform from 1 to 20 Gbit/s; with `--rates worker` the most that a worker sends or
+//! receives is. Hosts have 8 slots and ports of 100 Gbit/s; links between switches carry a quarter
+//! of what hosts could send over them.
 //!
-//! A job counts if it is admitted and at no time of its life one of its links is to carry more than it can, by what the
-//! patterns of all jobs put there. That is always so where links are reserved. Jobs of the first two mean lifetimes do
-//! not count: the network fills.
+//! A job counts if it is admitted and at no time of its life one of its links is to carry more than
+//! it can, by what the patterns of all jobs put there. That is always so where links are reserved.
+//! Jobs of the first two mean lifetimes do not count: the network fills.
 
 use std::collections::BTreeMap;
 
@@ -201,7 +203,8 @@ fn network(site: &Site, topology: &Topology, is_limited: bool) -> Network {
     let reservable = |_, link: &Link| {
         let ends = link.ends.map(|end| topology.node(end.node));
         let between_switches = ends.iter().all(|node| node.kind() == Kind::Switch);
-        // Every link of BCube ends at a host; those of the higher levels stand for the links between switches.
+        // Every link of BCube ends at a host; those of the higher levels stand for the links
+        // between switches.
         let is_higher = site.name.starts_with("bcube")
             && ends
                 .iter()
@@ -266,7 +269,8 @@ fn pattern(random: &mut Pcg32, by_worker: bool) -> Pattern {
     }
 }
 
-/// Of the jobs that arrive after the network filled, those that are admitted and whose guarantee holds, in percent.
+/// Of the jobs that arrive after the network filled, those that are admitted and whose guarantee
+/// holds, in percent.
 struct Share {
     jobs: f64,
     /// By the slots that they ask for.

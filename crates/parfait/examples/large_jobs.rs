@@ -1,4 +1,5 @@
-//! Processor time that a brain takes to decide on a large job, and effort of the search, which is what bounds it.
+//! Processor time that a brain takes to decide on a large job, and effort of the search, which is
+//! what bounds it.
 //!
 //! ```console
 //! $ cargo run --release -p parfait --example large_jobs

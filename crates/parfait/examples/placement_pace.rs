@@ -1,4 +1,5 @@
-//! Time of a placement in fat trees of 1,024 to 101,306 hosts, filled to 80 % of their slots; the shortest of three runs of each.
+//! Time of a placement in fat trees of 1,024 to 101,306 hosts, filled to 80 % of their slots; the
+//! shortest of three runs of each.
 //!
 //! ```console
 //! $ cargo run --release -p parfait --example placement_pace

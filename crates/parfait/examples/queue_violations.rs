@@ -1,5 +1,5 @@
-//! How often a guarantee is violated, by scheme and number of queues: the table of docs/parfait-queues.md. What a run did besides
-//! goes to stderr.
+//! How often a guarantee is violated, by scheme and number of queues: the table of
+//! docs/parfait-queues.md. What a run did besides goes to stderr.
 //!
 //! `cargo run --release -p parfait --example queue_violations [SEEDS [WINDOWS [UNITS]]]`
 

@@ -1,4 +1,5 @@
-//! How long a brain is held by time shifts: what one client can submit at worst, and a large network.
+//! How long a brain is held by time shifts: what one client can submit at worst, and a large
+//! network.
 //!
 //! ```console
 //! $ cargo run --release -p parfait --example turns_pace

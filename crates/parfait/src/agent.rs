@@ -1,16 +1,17 @@
-//! The agent of a host or switch: enforces the last good plan of the highest term that it knows, port by port.
+//! The agent of a host or switch: enforces the last good plan of the highest term that it knows,
+//! port by port.
 //!
 //! What it keeps to:
 //!
-//! - A1: it never accepts a command of a lower term than one that it accepted or refused before, nor, within a term, one
-//!   with a lower sequence.
+//! - A1: it never accepts a command of a lower term than one that it accepted or refused before,
+//!   nor, within a term, one with a lower sequence.
 //! - A2: a repeated command gets the same answer and changes nothing.
 //! - A3: if nobody answers, or a plan is refused, the last good plan stays in force (fail static).
-//! - A4: from one command to the next, term and sequence grow by [`MAX_STEP`] at most, so a damaged number cannot shut out
-//!   all commands after it.
+//! - A4: from one command to the next, term and sequence grow by [`MAX_STEP`] at most, so a damaged
+//!   number cannot shut out all commands after it.
 //!
-//! The caller makes [`Saved`] durable before it enforces a plan or sends an answer, and starts again from it; an agent
-//! that forgets its term cannot keep to A1.
+//! The caller makes [`Saved`] durable before it enforces a plan or sends an answer, and starts
+//! again from it; an agent that forgets its term cannot keep to A1.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
@@ -23,12 +24,12 @@ use crate::queues::Dscp;
 use crate::seeded::{Bug, Seeded};
 use crate::shifts::MAX_PERIOD_NS;
 
-/// Most shares of a plan: 255 ports, on each of which jobs with a guarantee differ by one of 61 DSCPs, and jobs without
-/// one, each of which has one of at most 4,096 slots of the host.
+/// Most shares of a plan: 255 ports, on each of which jobs with a guarantee differ by one of 61
+/// DSCPs, and jobs without one, each of which has one of at most 4,096 slots of the host.
 pub const MAX_SHARES: usize = 255 * 61 + 4096;
 
-/// Most by which a term, or a sequence within a term, exceeds the one before. Terms may be revisions of etcd: 30,000 writes
-/// a second reach this after 290 years.
+/// Most by which a term, or a sequence within a term, exceeds the one before. Terms may be
+/// revisions of etcd: 30,000 writes a second reach this after 290 years.
 pub const MAX_STEP: u64 = 1 << 48;
 
 /// What a job is guaranteed at a port.
@@ -40,7 +41,8 @@ pub struct Share {
     pub job: JobId,
     /// That of its packets; jobs with a guarantee at a port differ in it.
     pub dscp: Dscp,
-    /// Bits per second that it may send there whatever others do; 0 for a job that is only known, and gets no queue.
+    /// Bits per second that it may send there whatever others do; 0 for a job that is only known,
+    /// and gets no queue.
     pub bps: u64,
     /// Bytes that each of its workers may send at once.
     pub burst_bytes: u64,
@@ -50,8 +52,8 @@ pub struct Share {
     pub phase: Option<Phase>,
 }
 
-/// When the exchanges of a job may begin, so that jobs take turns on the links that they share ([`crate::shifts`]): at
-/// `shift_ns + n * period_ns` of Unix time.
+/// When the exchanges of a job may begin, so that jobs take turns on the links that they share
+/// ([`crate::shifts`]): at `shift_ns + n * period_ns` of Unix time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Phase {
     /// From one exchange to the next, in nanoseconds; at most [`MAX_PERIOD_NS`].
@@ -78,7 +80,8 @@ pub type Plan = Vec<Share>;
 pub struct Position {
     /// The leader's term: the revision with which it took the lease.
     pub term: u64,
-    /// The leader's number of the command, from 1; it grows from command to command, also to different agents.
+    /// The leader's number of the command, from 1; it grows from command to command, also to
+    /// different agents.
     pub sequence: u64,
 }
 
@@ -212,7 +215,8 @@ pub struct Counters {
 pub enum Step {
     /// Make [`Agent::saved`] durable and send this.
     Answer(Reply),
-    /// Make [`Agent::saved`] durable, enforce its plan, and call [`Agent::enforced`] before anything else.
+    /// Make [`Agent::saved`] durable, enforce its plan, and call [`Agent::enforced`] before
+    /// anything else.
     Enforce,
 }
 
@@ -233,8 +237,9 @@ pub struct Agent {
 impl Agent {
     /// One of a node whose ports carry so many bit/s each, with what it saved last.
     ///
-    /// The caller enforces [`plan`](Agent::plan) again first: it cannot know how far it came before the restart. A command
-    /// that was refused is judged anew when it comes again: ports may be others, and what was missing there.
+    /// The caller enforces [`plan`](Agent::plan) again first: it cannot know how far it came before
+    /// the restart. A command that was refused is judged anew when it comes again: ports may be
+    /// others, and what was missing there.
     pub fn new(ports_bps: BTreeMap<u8, u64>, mut saved: Saved) -> Agent {
         saved.verdict = saved.verdict.filter(Result::is_ok);
         Agent {
@@ -269,8 +274,8 @@ impl Agent {
         &self.counters
     }
 
-    /// Nanoseconds since a leader was last heard, 0 if the clock went back; `None` if none was. For reports only: the plan
-    /// stays, however long that is.
+    /// Nanoseconds since a leader was last heard, 0 if the clock went back; `None` if none was. For
+    /// reports only: the plan stays, however long that is.
     pub fn silent_ns(&self, now_ns: u64) -> Option<u64> {
         self.heard_ns.map(|heard| now_ns.saturating_sub(heard))
     }
@@ -319,8 +324,8 @@ impl Agent {
         Step::Enforce
     }
 
-    /// The node enforced the plan, or could not and enforces the one before. Make [`saved`](Agent::saved) durable, then
-    /// send the answer.
+    /// The node enforced the plan, or could not and enforces the one before. Make
+    /// [`saved`](Agent::saved) durable, then send the answer.
     pub fn enforced(&mut self, is_enforced: bool) -> Reply {
         let verdict = match is_enforced {
             true => {

@@ -1,27 +1,31 @@
-//! The brain: one of several leads by a lease, admits and releases jobs on its book, and sends plans to agents.
+//! The brain: one of several leads by a lease, admits and releases jobs on its book, and sends
+//! plans to agents.
 //!
-//! Nothing in here waits, stores or sends. The caller passes in what happened (`handle_*`), then drains
-//! [`poll_effect`](Brain::poll_effect), and calls [`handle_timeout`](Brain::handle_timeout) when
-//! [`poll_timeout`](Brain::poll_timeout) says so and when its clock was set.
+//! Nothing in here waits, stores or sends. The caller passes in what happened (`handle_*`), then
+//! drains [`poll_effect`](Brain::poll_effect), and calls [`handle_timeout`](Brain::handle_timeout)
+//! when [`poll_timeout`](Brain::poll_timeout) says so and when its clock was set.
 //!
 //! What the caller's lease store and log must do:
 //!
-//! - The lease has at most one holder. Taking it gives a term, higher than all before; who holds it gets the same term.
-//! - [`Effect::Open`] with a lower term than an open before is refused as [`StorageError::Fenced`]. After it is answered,
-//!   nothing of an earlier opening is written, and what the answer has is durable. In etcd both is a transaction that
-//!   compares the lease's create revision.
-//! - Effects of one opening are carried out in order. A write may be torn until [`Effect::Sync`] is done; a snapshot
-//!   replaces the one before it as a whole, and the log may be cut only after that.
+//! - The lease has at most one holder. Taking it gives a term, higher than all before; who holds it
+//!   gets the same term.
+//! - [`Effect::Open`] with a lower term than an open before is refused as [`StorageError::Fenced`].
+//!   After it is answered, nothing of an earlier opening is written, and what the answer has is
+//!   durable. In etcd both is a transaction that compares the lease's create revision.
+//! - Effects of one opening are carried out in order. A write may be torn until [`Effect::Sync`] is
+//!   done; a snapshot replaces the one before it as a whole, and the log may be cut only after
+//!   that.
 //!
 //! What the brain keeps to, whatever clocks do and the network loses, repeats, delays or reorders:
 //!
-//! - B1: an answer that something was admitted, released or refused is given once the entry is durable, and it is the
-//!   same for every repetition of the request.
+//! - B1: an answer that something was admitted, released or refused is given once the entry is
+//!   durable, and it is the same for every repetition of the request.
 //! - B2: a plan has only what is durable.
-//! - B3: a brain that is told that the log went to another neither answers nor writes in that term again.
+//! - B3: a brain that is told that the log went to another neither answers nor writes in that term
+//!   again.
 //!
-//! None of that rests on a clock. Those only decide when to ask again and when to give up leading, so one that jumps
-//! costs time and nothing else.
+//! None of that rests on a clock. Those only decide when to ask again and when to give up leading,
+//! so one that jumps costs time and nothing else.
 
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -55,8 +59,9 @@ pub const MAX_WAITING: usize = 1024;
 /// Most requests of one write.
 pub const MAX_BATCH: usize = 64;
 
-/// Effort of a write after which no further request is decided for it: the searches', and one for each worker. So a batch
-/// takes at most this, and one decision more; each is about a tenth of a second, and a lease holds for a second or more.
+/// Effort of a write after which no further request is decided for it: the searches', and one for
+/// each worker. So a batch takes at most this, and one decision more; each is about a tenth of a
+/// second, and a lease holds for a second or more.
 const MAX_EFFORT: u64 = search::MOST_EFFORT;
 
 // However many jobs of a host send nothing beyond it, its agent takes the plan.
@@ -98,7 +103,8 @@ pub enum Ask {
         label: Label,
         /// What it needs.
         job: Job,
-        /// Only if nobody got or gave back anything after this entry: what was computed since then still holds.
+        /// Only if nobody got or gave back anything after this entry: what was computed since then
+        /// still holds.
         unchanged_since: Option<u64>,
     },
     /// To give back what a job has.
@@ -133,7 +139,8 @@ pub enum Which {
     Name(String),
 }
 
-/// A request. A client has one at a time: with a higher sequence it says that it knows the answer to the one before.
+/// A request. A client has one at a time: with a higher sequence it says that it knows the answer
+/// to the one before.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     /// The client; not 0.
@@ -204,7 +211,8 @@ pub struct Lease {
 /// What the caller is to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// Take the lease if it is free, keep it if it is ours, and answer with [`Brain::handle_lease`] who has it.
+    /// Take the lease if it is free, keep it if it is ours, and answer with [`Brain::handle_lease`]
+    /// who has it.
     Claim {
         /// Tells answers apart.
         ticket: u64,
@@ -225,7 +233,8 @@ pub enum Effect {
         /// The record.
         bytes: Vec<u8>,
     },
-    /// Make the log durable and answer with [`Brain::handle_stored`], also if what was appended before failed.
+    /// Make the log durable and answer with [`Brain::handle_stored`], also if what was appended
+    /// before failed.
     Sync {
         /// The opening that this belongs to.
         opening: u64,
@@ -386,7 +395,8 @@ pub struct Brain {
     waiting: VecDeque<Request>,
     effects: VecDeque<Effect>,
     next_ticket: u64,
-    /// Of the next command. It never starts again, since a brain may open the log twice in one term.
+    /// Of the next command. It never starts again, since a brain may open the log twice in one
+    /// term.
     next_sequence: u64,
     last_error: Option<LogError>,
     memory: Memory,
@@ -504,8 +514,8 @@ impl Brain {
         &self.ground.network
     }
 
-    /// The agent of a node can be reached again: it need not wait for its plan until the next time that plans are sent
-    /// again.
+    /// The agent of a node can be reached again: it need not wait for its plan until the next time
+    /// that plans are sent again.
     pub fn handle_attached(&mut self, node: NodeId, now_ns: u64) {
         if let Role::Leading(leader) = &mut self.role
             && leader.has_begun
@@ -719,7 +729,8 @@ impl Brain {
         }
         self.counters.commands_refused += u64::from(reply.verdict.is_err());
         match reply.verdict {
-            // The same command would get the same answer: the next one is sent when this one would have been again.
+            // The same command would get the same answer: the next one is sent when this one would
+            // have been again.
             Err(Objection::NotEnforced) => {
                 link.sequence = self.next_sequence;
                 self.next_sequence += 1;
@@ -790,8 +801,8 @@ impl Brain {
         self.pause_ns = self.config.lease_ns.saturating_mul(PAUSE_LEASES);
     }
 
-    /// Replays the log. The first write is the leader's own entry: it cuts a torn end, and once it is durable, no leader
-    /// before this one can have written anything that is not in the book.
+    /// Replays the log. The first write is the leader's own entry: it cuts a torn end, and once it
+    /// is durable, no leader before this one can have written anything that is not in the book.
     fn begin(&mut self, term: u64, opening: u64, image: &Image, now_ns: u64) {
         let recovered = Book::recover(self.ground.clone(), &image.snapshot, &image.log);
         let change = Change::Lead { hosts: fingerprint(&self.ground.network) };
@@ -934,7 +945,8 @@ impl Brain {
         }
     }
 
-    /// Sends the plans of these nodes, or of all. Nothing is being stored, so the book has only what is durable.
+    /// Sends the plans of these nodes, or of all. Nothing is being stored, so the book has only
+    /// what is durable.
     fn plan_nodes(&mut self, nodes: Option<BTreeSet<NodeId>>, now_ns: u64) {
         let Role::Leading(leader) = &mut self.role else { return };
         let nodes = nodes.unwrap_or_else(|| self.governed.clone());
@@ -968,8 +980,8 @@ impl Brain {
 }
 
 impl Leader {
-    /// Applies a change that was decided on, or what refuses it. The log keeps no more of a refusal than its words, so the
-    /// reason comes from the decision.
+    /// Applies a change that was decided on, or what refuses it. The log keeps no more of a refusal
+    /// than its words, so the reason comes from the decision.
     fn carry_out(&mut self, entry: &mut Entry, refused: Option<Reason>) -> Outcome {
         let outcome = self.book.apply(self.term, entry).unwrap_or_else(|error| {
             let reason = shortened(error.to_string());
@@ -986,7 +998,8 @@ impl Leader {
     }
 }
 
-/// Whether so much time has passed since `from_ns`, or the clock went back, so that it is not known.
+/// Whether so much time has passed since `from_ns`, or the clock went back, so that it is not
+/// known.
 fn is_over(from_ns: u64, length_ns: u64, now_ns: u64) -> bool {
     now_ns.checked_sub(from_ns).is_none_or(|passed| passed >= length_ns)
 }
@@ -1106,8 +1119,8 @@ pub fn place_job(
     Ok(Held { label, dscp, job, abstraction, order, pieces })
 }
 
-/// The nodes whose plans change with a job: those that send something of it, its hosts, and those of degraded jobs with
-/// its DSCP.
+/// The nodes whose plans change with a job: those that send something of it, its hosts, and those
+/// of degraded jobs with its DSCP.
 fn concerned(book: &Book, job: JobId) -> BTreeSet<NodeId> {
     let network = book.ledger().network();
     let loads = book.ledger().admissions().get(&job).map_or(&[][..], |admission| &admission.loads);
@@ -1126,7 +1139,8 @@ fn hosts_of(book: &Book, job: JobId) -> impl Iterator<Item = NodeId> + '_ {
     pieces.iter().map(|piece| book.ledger().network().node_of(piece.host))
 }
 
-/// The plans of nodes; one that has no jobs has an empty one. A job's time is that of those who send, its workers' hosts.
+/// The plans of nodes; one that has no jobs has an empty one. A job's time is that of those who
+/// send, its workers' hosts.
 fn plans(book: &Book, turns: &Turns, nodes: &BTreeSet<NodeId>) -> BTreeMap<NodeId, Plan> {
     let network = book.ledger().network();
     let phases = turns.phases(book);
@@ -1148,11 +1162,11 @@ fn plans(book: &Book, turns: &Turns, nodes: &BTreeSet<NodeId>) -> BTreeMap<NodeI
     plans
 }
 
-/// Adds shares of nothing for other jobs with workers on a host: its agent has to know that they are there. These are
-/// jobs whose workers there send nothing beyond it, and degraded ones.
+/// Adds shares of nothing for other jobs with workers on a host: its agent has to know that they
+/// are there. These are jobs whose workers there send nothing beyond it, and degraded ones.
 ///
-/// A degraded job has no queue of its own on its links, so it is left out while packets with its DSCP may get the queue
-/// of another one there.
+/// A degraded job has no queue of its own on its links, so it is left out while packets with its
+/// DSCP may get the queue of another one there.
 fn add_known_jobs(book: &Book, plans: &mut BTreeMap<NodeId, Plan>) {
     let network = book.ledger().network();
     let mut ports: BTreeMap<NodeId, u8> = BTreeMap::new();

@@ -1,24 +1,27 @@
-//! What a pattern can put across a link, in closed form, and what older abstractions would reserve there.
+//! What a pattern can put across a link, in closed form, and what older abstractions would reserve
+//! there.
 //!
-//! A link parts the workers of a job in two: those behind it and those before it. What can cross it, per direction, is
-//! the sum of the rates of the edges from one side to the other, and of phases that do not overlap the largest sum
-//! counts. [`Demand::cut`] counts those edges by runs of ranks, so its cost grows with the square of the number of runs
-//! and not with the number of workers; placements give a host, and what lies below a switch, one run.
+//! A link parts the workers of a job in two: those behind it and those before it. What can cross
+//! it, per direction, is the sum of the rates of the edges from one side to the other, and of
+//! phases that do not overlap the largest sum counts. [`Demand::cut`] counts those edges by runs of
+//! ranks, so its cost grows with the square of the number of runs and not with the number of
+//! workers; placements give a host, and what lies below a switch, one run.
 //!
 //! The same type holds two older abstractions, so that they can be compared on the same cut:
 //!
-//! - [`Abstraction::Tag`], the tenant application graph (Lee et al., "Application-Driven Bandwidth Guarantees in
-//!   Datacenters", SIGCOMM 2014): components whose workers are alike, and edges between components with a rate that each
-//!   worker sends at most and one that each receives at most. An edge needs, across a cut, the smaller of what its
-//!   senders on one side send and its receivers on the other side receive.
-//! - [`Abstraction::Hose`], the virtual cluster (Ballani et al., "Towards Predictable Datacenter Networks",
-//!   SIGCOMM 2011): each worker has one rate, and a cut needs the smaller of the sums of both sides. Workers of one
-//!   component have the same rate, those of different components need not, which is less than the single rate of the
-//!   publication.
+//! - [`Abstraction::Tag`], the tenant application graph (Lee et al., "Application-Driven Bandwidth
+//!   Guarantees in Datacenters", SIGCOMM 2014): components whose workers are alike, and edges
+//!   between components with a rate that each worker sends at most and one that each receives at
+//!   most. An edge needs, across a cut, the smaller of what its senders on one side send and its
+//!   receivers on the other side receive.
+//! - [`Abstraction::Hose`], the virtual cluster (Ballani et al., "Towards Predictable Datacenter
+//!   Networks", SIGCOMM 2011): each worker has one rate, and a cut needs the smaller of the sums of
+//!   both sides. Workers of one component have the same rate, those of different components need
+//!   not, which is less than the single rate of the publication.
 //!
-//! Neither knows phases. Here both have them, as if a tenant described each phase by itself: they reserve the largest
-//! of all phases too, so what a cut gains by `Parfait` is gained by knowing the edges. On every cut Parfait needs at most
-//! what TAG needs, and TAG at most what a hose needs.
+//! Neither knows phases. Here both have them, as if a tenant described each phase by itself: they
+//! reserve the largest of all phases too, so what a cut gains by `Parfait` is gained by knowing the
+//! edges. On every cut Parfait needs at most what TAG needs, and TAG at most what a hose needs.
 
 use alloc::string::ToString;
 use alloc::vec::Vec;
@@ -145,7 +148,8 @@ struct Phase {
     tag: Vec<TagEdge>,
 }
 
-/// The order in which workers of a pattern are placed: neighbours in this order share hosts and switches.
+/// The order in which workers of a pattern are placed: neighbours in this order share hosts and
+/// switches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Order {
     /// By rank.
@@ -260,7 +264,8 @@ impl Demand {
         Some(hoses)
     }
 
-    /// Whether no sum over workers or edges can exceed 64 bits. Every other sum is part of one of these.
+    /// Whether no sum over workers or edges can exceed 64 bits. Every other sum is part of one of
+    /// these.
     fn check_sums(&self) -> Option<()> {
         let all = self.all();
         for phase in &self.phases {
@@ -279,8 +284,8 @@ impl Demand {
         Run::new(0, self.workers)
     }
 
-    /// The demand graph of a phase, by definition: edges from one rank to another, each with its rate in bits per second.
-    /// One entry per edge, so it is for tests and pictures of small jobs.
+    /// The demand graph of a phase, by definition: edges from one rank to another, each with its
+    /// rate in bits per second. One entry per edge, so it is for tests and pictures of small jobs.
     pub fn graph(&self, phase: usize) -> Vec<(u32, u32, u64)> {
         let mut edges = Vec::new();
         for flow in self.phases.get(phase).map_or(&[][..], |phase| &phase.flows) {
@@ -296,14 +301,15 @@ impl Demand {
         edges
     }
 
-    /// Bits per second from the workers of one run to those of another, in one phase; 0 if there is no such phase.
+    /// Bits per second from the workers of one run to those of another, in one phase; 0 if there is
+    /// no such phase.
     pub fn between(&self, phase: usize, from: Run, to: Run) -> u64 {
         let flows = self.phases.get(phase).map_or(&[][..], |phase| &phase.flows);
         flows.iter().map(|flow| flow.count(from, to) * flow.rate_bps).sum()
     }
 
-    /// The most that the pattern can put across a link that parts the workers of `runs` from the others. The runs do not
-    /// overlap, and have ranks of the job only.
+    /// The most that the pattern can put across a link that parts the workers of `runs` from the
+    /// others. The runs do not overlap, and have ranks of the job only.
     pub fn cut(&self, runs: &[Run]) -> Cut {
         let across = |phase: &Phase| {
             let flows = phase.flows.iter().map(|flow| self.flow_across(flow, runs));
@@ -328,7 +334,8 @@ impl Demand {
         }
     }
 
-    /// What is reserved, by an abstraction, on a link that parts the workers of `runs` from the others.
+    /// What is reserved, by an abstraction, on a link that parts the workers of `runs` from the
+    /// others.
     pub fn reservation(&self, abstraction: Abstraction, runs: &[Run]) -> Cut {
         match abstraction {
             Abstraction::Parfait => self.cut(runs),
@@ -379,7 +386,8 @@ impl Demand {
         self.components[component].count(run)
     }
 
-    /// Edges of the tenant application graph of a phase: components, and what each worker sends and receives at most.
+    /// Edges of the tenant application graph of a phase: components, and what each worker sends and
+    /// receives at most.
     pub(crate) fn tag_edges(
         &self,
         phase: usize,
@@ -395,8 +403,9 @@ impl Demand {
     }
 }
 
-/// The components of a pattern and its phases: its edges, and its translation to a tenant application graph. A hose
-/// follows from that: the most that a worker of a component sends or receives in any phase.
+/// The components of a pattern and its phases: its edges, and its translation to a tenant
+/// application graph. A hose follows from that: the most that a worker of a component sends or
+/// receives in any phase.
 ///
 /// | pattern | components | edges of TAG |
 /// |---|---|---|

@@ -1,17 +1,19 @@
-//! Families of edges between the workers of a job, and how many of them lead from one run of ranks to another.
+//! Families of edges between the workers of a job, and how many of them lead from one run of ranks
+//! to another.
 //!
-//! A pattern is made of a few families. Each knows its edges twice: one by one ([`Family::targets`], the definition)
-//! and in closed form ([`Family::count`]), which costs the same for a dozen workers and for a million. The tests
-//! compare the two.
+//! A pattern is made of a few families. Each knows its edges twice: one by one
+//! ([`Family::targets`], the definition) and in closed form ([`Family::count`]), which costs the
+//! same for a dozen workers and for a million. The tests compare the two.
 
 use alloc::vec::Vec;
 
 use crate::runs::{Run, congruent};
 
-/// Lines of workers: those whose ranks differ by multiples of `stride` alone, `length` in each line.
+/// Lines of workers: those whose ranks differ by multiples of `stride` alone, `length` in each
+/// line.
 ///
-/// Ranks are digits, the fastest first, so an axis whose stride is the product of the lengths before it has the
-/// workers that differ in one digit.
+/// Ranks are digits, the fastest first, so an axis whose stride is the product of the lengths
+/// before it has the workers that differ in one digit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Axis {
     /// From one worker of a line to the next, at least 1.
@@ -51,7 +53,8 @@ impl Axis {
         let (stride, block) = (u64::from(self.stride), self.block());
         let whole = x / block;
         let (x, y) = (x - whole * block, (y - whole * block).min(block));
-        // In a block each line has `x / stride` ranks below `x`, and the first `x % stride` lines one more.
+        // In a block each line has `x / stride` ranks below `x`, and the first `x % stride` lines
+        // one more.
         let (x_all, x_more) = (x / stride, x % stride);
         let (y_all, y_more) = (y / stride, y % stride);
         whole * block * u64::from(self.length)
@@ -121,8 +124,9 @@ pub enum Family {
     Ring(Axis),
     /// From each worker of a line to every other.
     Mesh(Axis),
-    /// From each worker to its parent in a binary tree with rank 0 as its root, numbered so that neighbours in rank are
-    /// close in the tree: a rank with `k` zeros at its end has its children `2^(k-1)` below and above.
+    /// From each worker to its parent in a binary tree with rank 0 as its root, numbered so that
+    /// neighbours in rank are close in the tree: a rank with `k` zeros at its end has its children
+    /// `2^(k-1)` below and above.
     Tree {
         /// Workers of the tree.
         workers: u32,
@@ -178,8 +182,8 @@ impl Family {
         }
     }
 
-    /// How many edges lead from a rank of `from` to a rank of `to`. Both lie within the ranks of the job; they may
-    /// overlap.
+    /// How many edges lead from a rank of `from` to a rank of `to`. Both lie within the ranks of
+    /// the job; they may overlap.
     pub fn count(self, from: Run, to: Run) -> u64 {
         if from.is_empty() || to.is_empty() {
             return 0;

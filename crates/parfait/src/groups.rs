@@ -1,14 +1,15 @@
 //! Hosts below the same switches, level by level.
 //!
-//! Every network has such groups: a host is a group of level 0, the hosts of a switch one of level 1, and the group of
-//! the highest level has all hosts. Placement chooses by them. Hosts are numbered so that each group has consecutive
-//! ones.
+//! Every network has such groups: a host is a group of level 0, the hosts of a switch one of level
+//! 1, and the group of the highest level has all hosts. Placement chooses by them. Hosts are
+//! numbered so that each group has consecutive ones.
 //!
-//! In a tree of switches with several roots ([`Clos`]), the groups also say what each link carries. Packets between two
-//! hosts go up to the lowest group that has both and down again, spread evenly over all links at every hop. Then all
-//! links out of a group carry the same, and so do all links into it. That holds where, for each group and its parent,
-//! every highest switch of the group has as many links up as the others, and every switch above has as many links to the
-//! group as the others; [`Clos::of`] checks both, and anything else is routed pair by pair.
+//! In a tree of switches with several roots ([`Clos`]), the groups also say what each link carries.
+//! Packets between two hosts go up to the lowest group that has both and down again, spread evenly
+//! over all links at every hop. Then all links out of a group carry the same, and so do all links
+//! into it. That holds where, for each group and its parent, every highest switch of the group has
+//! as many links up as the others, and every switch above has as many links to the group as the
+//! others; [`Clos::of`] checks both, and anything else is routed pair by pair.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -19,7 +20,8 @@ use topology::graph::{Kind, LinkId, NodeId, Topology};
 /// No group: the parent of the highest.
 pub const NO_GROUP: u32 = u32::MAX;
 
-/// See the module's text. Groups of a level come after those of the level below; level 0 is the hosts.
+/// See the module's text. Groups of a level come after those of the level below; level 0 is the
+/// hosts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Groups {
     /// Hosts as nodes, in the order of their groups.
@@ -34,8 +36,8 @@ pub struct Groups {
 }
 
 impl Groups {
-    /// From a label of each host on each level above 0, lowest first. Hosts with one label on a level have one on all
-    /// higher ones too, and the labels of the highest level are all the same.
+    /// From a label of each host on each level above 0, lowest first. Hosts with one label on a
+    /// level have one on all higher ones too, and the labels of the highest level are all the same.
     fn from_labels(mut hosts: Vec<NodeId>, labels: &[Vec<u32>]) -> Groups {
         hosts.sort_by(|a, b| {
             let key = |host: &NodeId| {
@@ -139,7 +141,8 @@ impl Groups {
         group < self.hosts.len() as u32
     }
 
-    /// Groups of any topology: hosts that share switches at their first port, at their first two, and so on, and all.
+    /// Groups of any topology: hosts that share switches at their first port, at their first two,
+    /// and so on, and all.
     pub fn by_ports(topology: &Topology) -> Groups {
         let hosts: Vec<NodeId> = topology.hosts().collect();
         let ports = hosts.iter().map(|host| topology.node(*host).ports()).max().unwrap_or(0);
@@ -197,7 +200,8 @@ impl Sets {
         self.above[a.max(b)] = a.min(b) as u32;
     }
 
-    /// By node: the place of the first host of its set among the hosts; nodes in no host's set get the largest number.
+    /// By node: the place of the first host of its set among the hosts; nodes in no host's set get
+    /// the largest number.
     fn labels(&mut self, hosts: &[NodeId]) -> Vec<u32> {
         let mut first = alloc::vec![u32::MAX; self.above.len()];
         for (place, host) in (0..).zip(hosts) {
@@ -218,8 +222,8 @@ pub struct Clos {
 }
 
 impl Clos {
-    /// The groups of a topology whose links carry what their groups send and receive in even parts; `None` if it is none
-    /// such.
+    /// The groups of a topology whose links carry what their groups send and receive in even parts;
+    /// `None` if it is none such.
     pub fn of(topology: &Topology) -> Option<Clos> {
         let height = heights(topology)?;
         let hosts: Vec<NodeId> = topology.hosts().collect();
@@ -284,8 +288,8 @@ fn by_height(height: &[u16], ends: [topology::graph::End; 2]) -> (NodeId, NodeId
     if height[a.index()] < height[b.index()] { (a, b) } else { (b, a) }
 }
 
-/// Links from each node down to the nearest host, [`u16::MAX`] of a switch without links; `None` if a link joins two of the
-/// same height, or a node with links reaches no host.
+/// Links from each node down to the nearest host, [`u16::MAX`] of a switch without links; `None` if
+/// a link joins two of the same height, or a node with links reaches no host.
 fn heights(topology: &Topology) -> Option<Vec<u16>> {
     let mut height = alloc::vec![u16::MAX; topology.nodes().len()];
     let mut reached: Vec<NodeId> = topology.hosts().collect();
@@ -311,8 +315,9 @@ fn heights(topology: &Topology) -> Option<Vec<u16>> {
     (has_host && !topology.links().any(|(_, link)| is_level(link))).then_some(height)
 }
 
-/// Whether links between a level and the one below spread evenly what each group below sends and receives: the two
-/// conditions of the module's text. `below` and `label` name the groups of both levels by node; of hosts, the host.
+/// Whether links between a level and the one below spread evenly what each group below sends and
+/// receives: the two conditions of the module's text. `below` and `label` name the groups of both
+/// levels by node; of hosts, the host.
 fn is_even(topology: &Topology, height: &[u16], level: u16, below: &[u32], label: &[u32]) -> bool {
     // Links by group below and switch above, and by group and node below.
     let (mut down, mut up) = (BTreeMap::new(), BTreeMap::new());

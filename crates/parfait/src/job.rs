@@ -54,7 +54,8 @@ pub enum Latency {
 /// How a job computes and exchanges in turn when it runs alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Cycle {
-    /// From the beginning of one exchange to that of the next, in nanoseconds; at most [`MAX_PERIOD_NS`].
+    /// From the beginning of one exchange to that of the next, in nanoseconds; at most
+    /// [`MAX_PERIOD_NS`].
     pub period_ns: u64,
     /// How long an exchange lasts; at least [`MIN_EXCHANGE_NS`] and below the period.
     pub exchange_ns: u64,

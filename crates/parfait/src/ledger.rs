@@ -3,8 +3,8 @@
 //! What the ledger keeps to, after every call:
 //!
 //! - L1: on each directed link, what is reserved is at most what may be.
-//! - L2: what is reserved is the sum of what its jobs and reservations hold, and each of these holds what its demand
-//!   and its placement say.
+//! - L2: what is reserved is the sum of what its jobs and reservations hold, and each of these
+//!   holds what its demand and its placement say.
 //! - L3: once everything is released, nothing is reserved and all slots are free.
 //!
 //! [`Ledger::audit`] computes all of that anew. A call that is refused changes nothing.
@@ -146,7 +146,8 @@ impl Admission {
         self.slots_per_worker
     }
 
-    /// Whether it is a job that has slots, but whose bandwidth is not reserved: see [`Ledger::hold`].
+    /// Whether it is a job that has slots, but whose bandwidth is not reserved: see
+    /// [`Ledger::hold`].
     pub fn is_degraded(&self) -> bool {
         !self.pieces.is_empty() && self.basis.is_none()
     }
@@ -205,7 +206,8 @@ impl Ledger {
     /// What a job would reserve at a place.
     ///
     /// # Errors
-    /// When the place is impossible, or a host or link has too little left: the one that lacks most.
+    /// When the place is impossible, or a host or link has too little left: the one that lacks
+    /// most.
     pub fn check(
         &mut self,
         demand: &Demand,
@@ -295,7 +297,8 @@ impl Ledger {
         Ok(())
     }
 
-    /// Keeps the slots of a job whose bandwidth cannot be reserved: it is *degraded*. On hosts that are lost it has none.
+    /// Keeps the slots of a job whose bandwidth cannot be reserved: it is *degraded*. On hosts that
+    /// are lost it has none.
     ///
     /// # Errors
     /// When the number is taken, or a host is not there or has too few free slots.
@@ -340,8 +343,9 @@ impl Ledger {
         moved
     }
 
-    /// Reserves bits per second on directed links for something that is no job. Links that carry even parts of the same
-    /// traffic are reserved alike: each as much as the one of them that is to have most.
+    /// Reserves bits per second on directed links for something that is no job. Links that carry
+    /// even parts of the same traffic are reserved alike: each as much as the one of them that is
+    /// to have most.
     ///
     /// # Errors
     /// When the number is taken, a link is not there, or one has too little left.
@@ -397,7 +401,8 @@ impl Ledger {
         self.admissions.insert(id, admission);
     }
 
-    /// Changes the free slots of a host and of all groups that have it; a lost host has none to change.
+    /// Changes the free slots of a host and of all groups that have it; a lost host has none to
+    /// change.
     fn for_ancestors(&mut self, host: u32, mut change: impl FnMut(&mut u64)) {
         if self.network.is_lost(host) {
             return;

@@ -1,8 +1,9 @@
-//! Bandwidth that a training job can count on: what a job puts on each link, what links still carry, which hosts a
-//! job gets, and which queues of their ports.
+//! Bandwidth that a training job can count on: what a job puts on each link, what links still
+//! carry, which hosts a job gets, and which queues of their ports.
 //!
-//! Nothing in here touches an operating system, and nothing is random but by a seed that the caller passes: the same
-//! jobs in the same order get the same hosts on every machine. Rates are integers in bits per second.
+//! Nothing in here touches an operating system, and nothing is random but by a seed that the caller
+//! passes: the same jobs in the same order get the same hosts on every machine. Rates are integers
+//! in bits per second.
 //!
 //! | module | what it holds |
 //! |---|---|

@@ -65,9 +65,9 @@ impl Loader {
         Loader::default()
     }
 
-    /// What it takes to compute the loads of a placement: its pieces in a tree, and elsewhere its pairs of pieces in each
-    /// phase, and [`LINK`] for each link on paths between those that exchange something. That of [`SAMPLES`] pairs is
-    /// counted, and stands for all.
+    /// What it takes to compute the loads of a placement: its pieces in a tree, and elsewhere its
+    /// pairs of pieces in each phase, and [`LINK`] for each link on paths between those that
+    /// exchange something. That of [`SAMPLES`] pairs is counted, and stands for all.
     pub(crate) fn effort(
         network: &Network,
         demand: &Demand,
@@ -101,9 +101,10 @@ impl Loader {
 
     /// What a job puts on each trunk by an abstraction, into `loads`, sorted by trunk.
     ///
-    /// In a tree, that is its reservation for the cut around each group of hosts. Pair by pair it is the sum over the
-    /// edges of the pattern; for TAG and hose, which know no edges, it is the smaller of what all senders of a trunk can
-    /// send over it and what all its receivers can receive, each by its largest part.
+    /// In a tree, that is its reservation for the cut around each group of hosts. Pair by pair it
+    /// is the sum over the edges of the pattern; for TAG and hose, which know no edges, it is the
+    /// smaller of what all senders of a trunk can send over it and what all its receivers can
+    /// receive, each by its largest part.
     pub fn loads(
         &mut self,
         network: &Network,
@@ -265,8 +266,9 @@ fn joined(pieces: &[Piece], runs: &mut Vec<Run>) {
     });
 }
 
-/// The smaller of what the senders of a trunk can send over it, and what its receivers can receive: each counts with the
-/// largest part of what it has with any of the others. In parts of bits per second.
+/// The smaller of what the senders of a trunk can send over it, and what its receivers can receive:
+/// each counts with the largest part of what it has with any of the others. In parts of bits per
+/// second.
 fn smaller_side(
     shares: &[Share],
     sides: &mut Vec<(u32, u64)>,

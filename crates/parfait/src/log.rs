@@ -1,7 +1,8 @@
 //! The ledger of admissions as an append-only log with snapshots.
 //!
-//! A log is a sequence of records, each one batch of entries that is written and made durable as a whole. A snapshot is
-//! one record of another kind that stands for all entries before it. Integers are little-endian:
+//! A log is a sequence of records, each one batch of entries that is written and made durable as a
+//! whole. A snapshot is one record of another kind that stands for all entries before it. Integers
+//! are little-endian:
 //!
 //! | bytes | what |
 //! |---|---|
@@ -13,11 +14,13 @@
 //!
 //! What [`Book::recover`] keeps to:
 //!
-//! - R1: the book equals that of the writer after the last whole record. Entries are applied in order of their index,
-//!   terms never decrease, and what a snapshot covers is skipped.
-//! - R2: an incomplete or damaged record at the end is a torn write of a batch that was never acknowledged: it is cut.
-//! - R3: a damaged record with a whole one behind it is damage of what was acknowledged: nothing is recovered. The same
-//!   holds for records of another version and for logs of other hosts. Each refusal says why.
+//! - R1: the book equals that of the writer after the last whole record. Entries are applied in
+//!   order of their index, terms never decrease, and what a snapshot covers is skipped.
+//! - R2: an incomplete or damaged record at the end is a torn write of a batch that was never
+//!   acknowledged: it is cut.
+//! - R3: a damaged record with a whole one behind it is damage of what was acknowledged: nothing is
+//!   recovered. The same holds for records of another version and for logs of other hosts. Each
+//!   refusal says why.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::string::{String, ToString};
@@ -43,8 +46,8 @@ use crate::site::{Ground, Site};
 /// The version of the format that is written, and the only one that is read.
 pub const VERSION: u16 = 3;
 
-/// Most clients whose last answer is kept: those that asked last. One that repeats a request after so many others asked
-/// is taken for new.
+/// Most clients whose last answer is kept: those that asked last. One that repeats a request after
+/// so many others asked is taken for new.
 pub const MAX_CLIENTS: usize = 4096;
 
 /// Most jobs that get their guarantee back when one is released.
@@ -143,17 +146,19 @@ pub enum Change {
     },
     /// A job gets a place. Its number is the index of the entry.
     Admit(Held),
-    /// A job gives its place back. Entries behind it say how degraded jobs get their guarantee there.
+    /// A job gives its place back. Entries behind it say how degraded jobs get their guarantee
+    /// there.
     Release {
         /// The job.
         job: JobId,
-        /// These jobs have their guarantee again after that, for the answer: at most [`MAX_RESTORED`].
+        /// These jobs have their guarantee again after that, for the answer: at most
+        /// [`MAX_RESTORED`].
         restored: Vec<JobId>,
     },
     /// Nothing; the client got this answer, and gets it again if it repeats the request.
     Refuse(String),
-    /// This is down, and nothing else. Who is hit follows from it; entries behind it say what is done about it. What the
-    /// topology does not have is left out.
+    /// This is down, and nothing else. Who is hit follows from it; entries behind it say what is
+    /// done about it. What the topology does not have is left out.
     Outage {
         /// Hosts, switches and links.
         down: Names,
@@ -308,8 +313,8 @@ pub enum Outcome {
     Refused(Refused),
     /// What went down or came back is known.
     Repaired {
-        /// Jobs whose hosts were lost, or whose links carry less than they have reserved. Others may lose their guarantee for
-        /// want of a DSCP.
+        /// Jobs whose hosts were lost, or whose links carry less than they have reserved. Others
+        /// may lose their guarantee for want of a DSCP.
         hit: u32,
         /// Workers that were moved.
         moved: u32,
@@ -462,7 +467,8 @@ impl Book {
         self.next_index
     }
 
-    /// The last entry that changed who has what: a placement that was computed since then still fits.
+    /// The last entry that changed who has what: a placement that was computed since then still
+    /// fits.
     pub fn changed_index(&self) -> u64 {
         self.changed_index
     }
@@ -488,7 +494,8 @@ impl Book {
     /// Applies the next entry.
     ///
     /// # Errors
-    /// When the term is lower than before, the hosts are others, or the ledger refuses; then nothing changes.
+    /// When the term is lower than before, the hosts are others, or the ledger refuses; then
+    /// nothing changes.
     pub fn apply(&mut self, term: u64, entry: &Entry) -> Result<Outcome, LogError> {
         if term < self.term {
             return Err(LogError::Term { found: term, before: self.term });
@@ -504,7 +511,8 @@ impl Book {
         Ok(outcome)
     }
 
-    /// Keeps the last answer to a client, and forgets whoever asked longest ago where there are too many.
+    /// Keeps the last answer to a client, and forgets whoever asked longest ago where there are too
+    /// many.
     fn remember(&mut self, client: u64, answered: Answered) {
         self.asked.insert(answered.index, client);
         if let Some(before) = self.clients.insert(client, answered) {
@@ -693,7 +701,8 @@ impl Book {
         }
     }
 
-    /// Jobs that meet another one with their DSCP on some link: of each pair the one that yields, or else the later one.
+    /// Jobs that meet another one with their DSCP on some link: of each pair the one that yields,
+    /// or else the later one.
     pub fn clashes(&self, yields: impl Fn(JobId) -> bool) -> BTreeSet<JobId> {
         let mut clashing = BTreeSet::new();
         for here in &self.on_trunk {
@@ -768,7 +777,8 @@ impl Book {
         here.filter(|one| one.job != job).fold(0, |bits, one| bits | 1 << one.dscp.value())
     }
 
-    /// Whether a job has something reserved on a link: degraded jobs have not, nor those that send nothing beyond a host.
+    /// Whether a job has something reserved on a link: degraded jobs have not, nor those that send
+    /// nothing beyond a host.
     fn is_on_links(&self, job: JobId) -> bool {
         self.ledger.admissions().get(&job).is_some_and(|own| !own.loads.is_empty())
     }
@@ -779,10 +789,11 @@ impl Book {
         jobs.map(|(_, held)| held.dscp).collect()
     }
 
-    /// One that is not taken: if there is one, one that no job has anywhere, so that a job keeps its DSCP when paths
-    /// change; or else none of a job on these hosts, whose senders know jobs by their DSCP alone; or else none of a job
-    /// there that has something reserved. Which is tried first differs from entry to entry, so that packets of a job that
-    /// has just ended are not taken for those of a new one.
+    /// One that is not taken: if there is one, one that no job has anywhere, so that a job keeps
+    /// its DSCP when paths change; or else none of a job on these hosts, whose senders know jobs by
+    /// their DSCP alone; or else none of a job there that has something reserved. Which is tried
+    /// first differs from entry to entry, so that packets of a job that has just ended are not
+    /// taken for those of a new one.
     fn choose(&self, taken: u64, pieces: &[Piece]) -> Result<Dscp, String> {
         let hosts: BTreeSet<u32> = pieces.iter().map(|piece| piece.host).collect();
         let is_here = |held: &Held| held.pieces.iter().any(|piece| hosts.contains(&piece.host));

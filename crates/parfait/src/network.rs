@@ -1,13 +1,14 @@
 //! Hosts with slots, and what directed links can carry, as placement and the ledger see them.
 //!
 //! Loads are accounted by *trunk*: directed links that always carry the same. In a tree of switches
-//! ([`Clos`]) these are all links out of a group of hosts, and all links into it, so the load of a trunk follows
-//! from the job's workers in the group. Everywhere else each directed link is a trunk of its own, and its load is the
-//! sum over pairs of hosts ([`Spread`]).
+//! ([`Clos`]) these are all links out of a group of hosts, and all links into it, so the load of a
+//! trunk follows from the job's workers in the group. Everywhere else each directed link is a trunk
+//! of its own, and its load is the sum over pairs of hosts ([`Spread`]).
 //!
-//! Where something is down ([`Outage`]), hosts, groups and links keep their numbers. A host that is down, or cut off from
-//! most others, is *lost*: it has no slots. Links that are down carry nothing. What is left of a tree is one still if its
-//! links are used evenly, as where all links to a top switch are gone, and is computed pair by pair otherwise.
+//! Where something is down ([`Outage`]), hosts, groups and links keep their numbers. A host that is
+//! down, or cut off from most others, is *lost*: it has no slots. Links that are down carry
+//! nothing. What is left of a tree is one still if its links are used evenly, as where all links to
+//! a top switch are gone, and is computed pair by pair otherwise.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::string::{String, ToString};
@@ -68,8 +69,8 @@ pub enum NetworkError {
 /// How loads of trunks follow from a placement.
 #[derive(Clone, Debug)]
 pub(crate) enum Loads {
-    /// By group: trunks `2 * group` up and `2 * group + 1` down, over so many links each, of which each carries an equal
-    /// part. In the worst case one link carries everything: then it says 1.
+    /// By group: trunks `2 * group` up and `2 * group + 1` down, over so many links each, of which
+    /// each carries an equal part. In the worst case one link carries everything: then it says 1.
     Groups(Vec<u32>),
     /// By pair: a trunk for each directed link.
     Pairs(Spread),
@@ -102,8 +103,9 @@ pub struct Network {
 }
 
 impl Network {
-    /// That of a topology whose hosts have so many slots each. `reservable` says how many bits per second of a link may be
-    /// reserved in each direction, at most its rate: operators may keep some for traffic without guarantees.
+    /// That of a topology whose hosts have so many slots each. `reservable` says how many bits per
+    /// second of a link may be reserved in each direction, at most its rate: operators may keep
+    /// some for traffic without guarantees.
     ///
     /// # Errors
     /// When there are no hosts, slots or paths, or too many hosts.
@@ -116,10 +118,12 @@ impl Network {
         Network::with_outage(topology, slots, routing, reservable, &Outage::none())
     }
 
-    /// The same with something down. The topology is the whole one; tables are those that lead around what is down.
+    /// The same with something down. The topology is the whole one; tables are those that lead
+    /// around what is down.
     ///
     /// # Errors
-    /// As of [`new`](Network::new); a tree that is not one any more can be too large to be routed pair by pair.
+    /// As of [`new`](Network::new); a tree that is not one any more can be too large to be routed
+    /// pair by pair.
     pub fn with_outage(
         topology: &Topology,
         slots: u32,
@@ -172,15 +176,17 @@ impl Network {
         Ok(Network::pairs(topology, slots, groups, spread, reservable, lost))
     }
 
-    /// Leaves the links of a tree that work, if it is still one with the same groups whose links are used evenly. Links
-    /// below which all hosts are lost carry nothing, so these count as there.
+    /// Leaves the links of a tree that work, if it is still one with the same groups whose links
+    /// are used evenly. Links below which all hosts are lost carry nothing, so these count as
+    /// there.
     fn narrow(topology: &Topology, clos: &mut Clos, outage: &Outage, lost: &[bool]) -> Option<()> {
         let groups = &clos.groups;
         let is_lost = |host: u32| lost[groups.hosts()[host as usize].index()];
         let all_lost = |group: u32| groups.hosts_of(group).all(is_lost);
         let mut unused = BTreeSet::new();
         for group in (0..groups.root()).filter(|group| all_lost(*group)) {
-            // What leads up to a dead switch that others use does not count: it is gone for all of them.
+            // What leads up to a dead switch that others use does not count: it is gone for all of
+            // them.
             let is_inside = all_lost(groups.parent(group));
             let leads_to_dead = |link: LinkId, low: NodeId| {
                 topology.link(link).is_none_or(|link| outage.has_node(link.beyond(low).node))
@@ -373,7 +379,8 @@ impl Network {
         self.widths[trunk as usize]
     }
 
-    /// The trunk of a directed link; `None` if nothing is ever routed over it, or there is no such link.
+    /// The trunk of a directed link; `None` if nothing is ever routed over it, or there is no such
+    /// link.
     pub fn trunk_of(&self, link: DirectedLink) -> Option<u32> {
         *self.trunk_of.get(link as usize)?
     }

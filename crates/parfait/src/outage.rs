@@ -1,7 +1,7 @@
 //! What of a topology is down: hosts, switches and links that are known not to work.
 //!
-//! The topology itself stays as it is, so that hosts and links keep their numbers, and placements their meaning. A node
-//! that is down takes its links with it.
+//! The topology itself stays as it is, so that hosts and links keep their numbers, and placements
+//! their meaning. A node that is down takes its links with it.
 
 use alloc::collections::BTreeSet;
 use alloc::string::{String, ToString};
@@ -9,15 +9,16 @@ use alloc::vec::Vec;
 
 use topology::graph::{Kind, LinkId, NodeId, Topology};
 
-/// What is down, by name. Numbers of nodes and links follow from their order in a topology's file; names stay when it is
-/// edited.
+/// What is down, by name. Numbers of nodes and links follow from their order in a topology's file;
+/// names stay when it is edited.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Names {
     /// Hosts and switches.
     pub nodes: Vec<String>,
     /// Links, each by the node and port of one of its ends.
     pub links: Vec<(String, u8)>,
-    /// Those of the links that are down because an agent saw no carrier there, named in the same way.
+    /// Those of the links that are down because an agent saw no carrier there, named in the same
+    /// way.
     pub carriers: Vec<(String, u8)>,
 }
 
@@ -43,7 +44,8 @@ impl Outage {
         Outage::default()
     }
 
-    /// What has these names, and which of them the topology does not have: links among these are `NAME:PORT`.
+    /// What has these names, and which of them the topology does not have: links among these are
+    /// `NAME:PORT`.
     pub fn named(topology: &Topology, names: &Names) -> (Outage, Vec<String>) {
         let (mut outage, mut unknown) = (Outage::none(), Vec::new());
         for name in &names.nodes {
@@ -151,8 +153,8 @@ impl Outage {
         reduced
     }
 
-    /// By node, whether it is a host that no job can use: it is down, or does not reach the largest part of the hosts.
-    /// Packets go through hosts only where `hosts_forward`.
+    /// By node, whether it is a host that no job can use: it is down, or does not reach the largest
+    /// part of the hosts. Packets go through hosts only where `hosts_forward`.
     pub(crate) fn lost_hosts(&self, topology: &Topology, hosts_forward: bool) -> Vec<bool> {
         let mut lost = alloc::vec![false; topology.nodes().len()];
         if self.is_empty() {
@@ -161,7 +163,8 @@ impl Outage {
         let reduced = self.reduced(topology, |_| false);
         let is_switch = |node: NodeId| topology.node(node).kind() == Kind::Switch;
         let part = parts(&reduced, |node| is_switch(node) || hosts_forward);
-        // A host belongs to the parts beyond its links, and to its own: that of hosts that it is joined to directly.
+        // A host belongs to the parts beyond its links, and to its own: that of hosts that it is
+        // joined to directly.
         let parts_of = |host: NodeId| {
             let beyond = reduced.neighbours(host).map(|(_, end)| part[end.node.index()]);
             let mut parts: Vec<u32> = beyond.chain([part[host.index()]]).collect();
@@ -184,7 +187,8 @@ impl Outage {
     }
 }
 
-/// By node, the first node of the part that it belongs to: nodes that reach each other through nodes that forward.
+/// By node, the first node of the part that it belongs to: nodes that reach each other through
+/// nodes that forward.
 fn parts(topology: &Topology, forwards: impl Fn(NodeId) -> bool) -> Vec<u32> {
     let mut part = alloc::vec![u32::MAX; topology.nodes().len()];
     for (first, _) in topology.nodes() {

@@ -1,6 +1,8 @@
-//! What a job does on the network, as those who submit it say it: a pattern, its sizes, and the rate of each edge.
+//! What a job does on the network, as those who submit it say it: a pattern, its sizes, and the
+//! rate of each edge.
 //!
-//! A [`Pattern`] is written as its name, its sizes and the rates of its edges, `ring:16@5G` or `torus:4x8@5G,2G`.
+//! A [`Pattern`] is written as its name, its sizes and the rates of its edges, `ring:16@5G` or
+//! `torus:4x8@5G,2G`.
 //!
 //! | written | workers | edges, by phases that do not overlap |
 //! |---|---|---|
@@ -198,8 +200,8 @@ impl Pattern {
         u32::try_from(workers).ok().filter(|count| *count <= MAX_WORKERS).ok_or_else(too_large)
     }
 
-    /// The same pattern with its rates multiplied by `numerator / denominator`, rounded up; `None` where a rate exceeds
-    /// 64 bits or the denominator is 0.
+    /// The same pattern with its rates multiplied by `numerator / denominator`, rounded up; `None`
+    /// where a rate exceeds 64 bits or the denominator is 0.
     pub fn scaled(mut self, numerator: u64, denominator: u64) -> Option<Pattern> {
         let scale = |rate: &mut u64| {
             let product = u128::from(*rate) * u128::from(numerator);

@@ -1,8 +1,8 @@
 //! Which hosts a job gets.
 //!
-//! Workers are placed in the order of their ranks: a host takes the next run, and so do all hosts below a switch
-//! together, which is what keeps [`cut`](crate::demand::Demand::cut)s cheap. Torus and products of parallelism can also be
-//! placed across ([`Order`]).
+//! Workers are placed in the order of their ranks: a host takes the next run, and so do all hosts
+//! below a switch together, which is what keeps [`cut`](crate::demand::Demand::cut)s cheap. Torus
+//! and products of parallelism can also be placed across ([`Order`]).
 //!
 //! | module | how hosts are chosen |
 //! |---|---|
@@ -12,9 +12,9 @@
 //! | [`migration`] | placed jobs that move: away from hosts, or to where they fit, with as few workers as possible |
 //! | [`defragmentation`] | placed jobs that move so that others have room |
 //!
-//! The cost of a placement is that of what it takes away from later jobs: of each directed link the share that it
-//! reserves of what is left there, so that scarce links are dear, and of each empty host or group of hosts that it opens,
-//! the share that it leaves unused.
+//! The cost of a placement is that of what it takes away from later jobs: of each directed link the
+//! share that it reserves of what is left there, so that scarce links are dear, and of each empty
+//! host or group of hosts that it opens, the share that it leaves unused.
 
 pub mod defragmentation;
 pub mod exhaustive;
@@ -38,7 +38,8 @@ pub struct Request {
     abstraction: Abstraction,
     /// In each order in which the workers can be placed.
     demands: Vec<(Order, Demand)>,
-    /// Workers that should not be parted if it can be avoided: a row, a group, a tensor-parallel ring.
+    /// Workers that should not be parted if it can be avoided: a row, a group, a tensor-parallel
+    /// ring.
     unit: u32,
     /// Hosts that it must not have, in order.
     avoided: Vec<u32>,
@@ -164,7 +165,8 @@ impl Request {
         by_hosts.min(self.most_per_leaf.saturating_mul(leaves))
     }
 
-    /// Whether each host has the slots, and each leaf few enough workers; pieces of one host count together.
+    /// Whether each host has the slots, and each leaf few enough workers; pieces of one host count
+    /// together.
     fn fits_slots(&self, ledger: &Ledger, pieces: &[Piece]) -> bool {
         let groups = ledger.network().groups();
         let fits = |group: u32, level_of: &dyn Fn(u32) -> u32| {

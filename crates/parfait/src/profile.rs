@@ -1,7 +1,8 @@
-//! What a running job does on the network, from what was seen of it: so that those who submit it need not know.
+//! What a running job does on the network, from what was seen of it: so that those who submit it
+//! need not know.
 //!
-//! What goes in are [`Sample`]s: bytes from one worker to another at a time, from counters or from the packets of a capture
-//! ([`sequence`]). [`profile`] finds, in this order:
+//! What goes in are [`Sample`]s: bytes from one worker to another at a time, from counters or from
+//! the packets of a capture ([`sequence`]). [`profile`] finds, in this order:
 //!
 //! | step | how |
 //! |---|---|
@@ -10,12 +11,13 @@
 //! | when edges are used | 64 parts of an iteration's communication time; edges that share less than half of theirs do not overlap |
 //! | the pattern ([`matching`]) | of each pattern the order of ranks that its structure suggests; the one that explains most bytes |
 //!
-//! What a pattern does not explain is its *residual*: the bytes by which edges differ from the mean of their kind, and all
-//! bytes of edges that it does not have, of all bytes. Above [`MOST_RESIDUAL_PPM`] no pattern fits, and the job is written
-//! as a mesh at the rate of its largest edge, which covers everything and reserves too much.
+//! What a pattern does not explain is its *residual*: the bytes by which edges differ from the mean
+//! of their kind, and all bytes of edges that it does not have, of all bytes. Above
+//! [`MOST_RESIDUAL_PPM`] no pattern fits, and the job is written as a mesh at the rate of its
+//! largest edge, which covers everything and reserves too much.
 //!
-//! Rates follow from the time that is to be spent on communication: phases share it by the bytes of their largest edges,
-//! which keeps the highest rate as low as it can be.
+//! Rates follow from the time that is to be spent on communication: phases share it by the bytes of
+//! their largest edges, which keeps the highest rate as low as it can be.
 
 pub mod matching;
 pub mod period;
@@ -58,7 +60,8 @@ pub struct Sample {
 pub struct Options {
     /// The time of an iteration, if it is known: it is not looked for then.
     pub period_ns: Option<u64>,
-    /// The time that an iteration is to take: what was not communication stays, the rest is for communication.
+    /// The time that an iteration is to take: what was not communication stays, the rest is for
+    /// communication.
     pub iteration_ns: Option<u64>,
     /// The time that communication is to take in each iteration; by default what it took.
     pub communication_ns: Option<u64>,
@@ -141,8 +144,8 @@ pub struct Profile {
     pub residual_ppm: u64,
     /// By kind of edge, in the order of the pattern's rates: bytes of an edge in an iteration.
     pub bytes_of_kinds: Vec<u64>,
-    /// The job to submit: of that pattern, or a mesh if it does not explain enough; with its cycle, if it does not exchange
-    /// all the time.
+    /// The job to submit: of that pattern, or a mesh if it does not explain enough; with its cycle,
+    /// if it does not exchange all the time.
     pub job: Job,
 }
 
@@ -203,7 +206,8 @@ pub fn profile(
     Ok(profile)
 }
 
-/// The cycle of a job, in whole microseconds: both are rounded up, since a job can be made to wait and not to hurry.
+/// The cycle of a job, in whole microseconds: both are rounded up, since a job can be made to wait
+/// and not to hurry.
 fn cycle(iterations: &Iterations) -> Option<Cycle> {
     let whole = |ns: u64| ns.div_ceil(1_000).saturating_mul(1_000);
     let Iterations { period_ns, communication_ns, .. } = *iterations;

@@ -1,32 +1,38 @@
-//! Guarantees of many jobs in the few queues of a port: DSCP, to traffic class, to queue, to weight.
+//! Guarantees of many jobs in the few queues of a port: DSCP, to traffic class, to queue, to
+//! weight.
 //!
-//! A port serves its queues by deficit weighted round robin (DWRR), so a queue that is backlogged gets at least its
-//! weight's part of the port, and what a queue leaves unused goes to the others. Within a queue packets leave in order of
-//! arrival: jobs share it as their senders' congestion control does, by flows. What a plan guarantees follows from that.
+//! A port serves its queues by deficit weighted round robin (DWRR), so a queue that is backlogged
+//! gets at least its weight's part of the port, and what a queue leaves unused goes to the others.
+//! Within a queue packets leave in order of arrival: jobs share it as their senders' congestion
+//! control does, by flows. What a plan guarantees follows from that.
 //!
-//! - Q1: the weight of a queue is never below the sum of its jobs' guarantees, and the weights of a port add up to at most
-//!   its units. A weight is the least integer that holds what the queue needs, so rounding grants a queue less than
-//!   one unit, `rate_bps / weight_units`, too much.
-//! - Q2: a job with `s` of the `S` flows of a queue that has the part `W` of the port gets at least `W * s / S`, whatever
-//!   other queues do, as long as it is backlogged and flows that share a queue share it evenly. [`Binding::assured_bps`]
-//!   is that number, and the guarantee holds where it is not below it: where jobs with an equal ratio of guarantee to
-//!   flows share a queue, a weight of their sum is enough, and otherwise it takes `S` times the largest ratio.
-//! - Q3: not guaranteed is a job's part of a queue in which another job sends more flows than it declared, or without
-//!   congestion control. Such a job harms its own queue only: Q1 holds for the others whatever is sent.
+//! - Q1: the weight of a queue is never below the sum of its jobs' guarantees, and the weights of a
+//!   port add up to at most its units. A weight is the least integer that holds what the queue
+//!   needs, so rounding grants a queue less than one unit, `rate_bps / weight_units`, too much.
+//! - Q2: a job with `s` of the `S` flows of a queue that has the part `W` of the port gets at least
+//!   `W * s / S`, whatever other queues do, as long as it is backlogged and flows that share a
+//!   queue share it evenly. [`Binding::assured_bps`] is that number, and the guarantee holds where
+//!   it is not below it: where jobs with an equal ratio of guarantee to flows share a queue, a
+//!   weight of their sum is enough, and otherwise it takes `S` times the largest ratio.
+//! - Q3: not guaranteed is a job's part of a queue in which another job sends more flows than it
+//!   declared, or without congestion control. Such a job harms its own queue only: Q1 holds for the
+//!   others whatever is sent.
 //!
-//! - Q4: where that takes more than the port has, the senders of a queue can be paced ([`Scheme::Paced`]): all its jobs but
-//!   the one with the largest ratio, each at its part of the queue by guarantees. Then every job of the queue has its
-//!   guarantee with a weight of their sum. While the job that is not paced is backlogged the queue has no gaps; what
-//!   paced jobs could use beyond that they get when the next plan knows that it has stopped.
+//! - Q4: where that takes more than the port has, the senders of a queue can be paced
+//!   ([`Scheme::Paced`]): all its jobs but the one with the largest ratio, each at its part of the
+//!   queue by guarantees. Then every job of the queue has its guarantee with a weight of their sum.
+//!   While the job that is not paced is backlogged the queue has no gaps; what paced jobs could use
+//!   beyond that they get when the next plan knows that it has stopped.
 //!
-//! Proof of Q2: while the job is backlogged so is its queue, which DWRR serves at `W` or faster; each flow is even with
-//! or behind those of the job, so `s` of at most `S` flows get at least that part. [`Plan::lag_bytes`] bounds how far DWRR
-//! lags behind in any interval.
+//! Proof of Q2: while the job is backlogged so is its queue, which DWRR serves at `W` or faster;
+//! each flow is even with or behind those of the job, so `s` of at most `S` flows get at least that
+//! part. [`Plan::lag_bytes`] bounds how far DWRR lags behind in any interval.
 //!
-//! Proof of Q4: paces of all jobs but one, `t`, and `t`'s guarantee add up to at most the queue's part of the port. So `t`
-//! gets what paces leave, at least its guarantee, and each of its flows at least its ratio. No flow of a paced job gets
-//! less than one of `t`, unless its pace is lower; its ratio is not above that of `t`, and its pace not below its
-//! guarantee, so it has its guarantee either way.
+//! Proof of Q4: paces of all jobs but one, `t`, and `t`'s guarantee add up to at most the queue's
+//! part of the port. So `t` gets what paces leave, at least its guarantee, and each of its flows at
+//! least its ratio. No flow of a paced job gets less than one of `t`, unless its pace is lower; its
+//! ratio is not above that of `t`, and its pace not below its guarantee, so it has its guarantee
+//! either way.
 //!
 //! | [`Scheme`] | how queues are chosen |
 //! |---|---|
@@ -105,7 +111,8 @@ impl fmt::Display for Dscp {
 pub struct Port {
     /// Bits per second on the wire.
     pub rate_bps: u64,
-    /// Queues for jobs, 1 to [`MAX_QUEUES`]; those of congestion notifications and other traffic are not among them.
+    /// Queues for jobs, 1 to [`MAX_QUEUES`]; those of congestion notifications and other traffic
+    /// are not among them.
     pub queues: u8,
     /// Weights add up to at most this: 100 where they are percentages, as in IEEE 802.1Qaz.
     pub weight_units: u32,
@@ -130,7 +137,8 @@ pub struct Guarantee {
     pub flows: u32,
     /// How much it minds waiting.
     pub latency: Latency,
-    /// What may leave at once before its rate holds, where whatever keeps the plan has buckets; 0 for the least.
+    /// What may leave at once before its rate holds, where whatever keeps the plan has buckets; 0
+    /// for the least.
     pub burst_bytes: u64,
     /// Whether it is backlogged, or must be taken to be.
     pub is_contended: bool,
@@ -151,15 +159,17 @@ pub enum Scheme {
     Hash,
     /// The largest contended jobs alone, the others together.
     Contended,
-    /// Priorities compressed in order: by latency class, then by guarantee. A pair in one level costs the rate of the one
-    /// that should have gone first; the sum over pairs is the least there is.
+    /// Priorities compressed in order: by latency class, then by guarantee. A pair in one level
+    /// costs the rate of the one that should have gone first; the sum over pairs is the least there
+    /// is.
     Levels,
-    /// Fewest contended jobs whose guarantee is not assured (Q2), then the least sum of weights, over all partitions into
-    /// runs by the ratio of guarantee to flows. If all jobs cannot be assured, those that are not contended are left out
-    /// of what is shared: they have their part of the sum, and more once a plan knows that they send.
+    /// Fewest contended jobs whose guarantee is not assured (Q2), then the least sum of weights,
+    /// over all partitions into runs by the ratio of guarantee to flows. If all jobs cannot be
+    /// assured, those that are not contended are left out of what is shared: they have their part
+    /// of the sum, and more once a plan knows that they send.
     Matched,
-    /// Queues as `Matched` would choose them for contended jobs, whoever is; and paces (Q4) for jobs in queues in which
-    /// a contended job is not assured.
+    /// Queues as `Matched` would choose them for contended jobs, whoever is; and paces (Q4) for
+    /// jobs in queues in which a contended job is not assured.
     Paced,
 }
 
@@ -263,7 +273,8 @@ impl Plan {
     /// One for the jobs of a port.
     ///
     /// # Errors
-    /// When the port or a job makes no sense, jobs are not distinct, or more is guaranteed than the port has.
+    /// When the port or a job makes no sense, jobs are not distinct, or more is guaranteed than the
+    /// port has.
     pub fn new(port: Port, scheme: Scheme, guarantees: &[Guarantee]) -> Result<Plan, Refusal> {
         check_port(&port)?;
         check_guarantees(&port, guarantees)?;
@@ -287,10 +298,12 @@ impl Plan {
         self.binding(job).is_some_and(|own| own.guarantee.is_contended)
     }
 
-    /// The same queues for the same jobs, with the weights and paces that suit those that are contended now.
+    /// The same queues for the same jobs, with the weights and paces that suit those that are
+    /// contended now.
     ///
     /// # Errors
-    /// When integer weights that hold all guarantees do not fit, which is so for no plan that was made by this scheme.
+    /// When integer weights that hold all guarantees do not fit, which is so for no plan that was
+    /// made by this scheme.
     pub fn reweighed(&self, is_contended: impl Fn(JobId) -> bool) -> Result<Plan, Refusal> {
         let job = |own: &Binding| Guarantee {
             is_contended: is_contended(own.guarantee.job),
@@ -341,7 +354,8 @@ impl Plan {
         Ok(Plan { port, scheme, weights, bindings })
     }
 
-    /// Queues with every job assured, if that can be; with as many contended ones as possible otherwise.
+    /// Queues with every job assured, if that can be; with as many contended ones as possible
+    /// otherwise.
     fn matched(port: Port, scheme: Scheme, mut jobs: Vec<Guarantee>) -> Result<Plan, Refusal> {
         jobs.sort_by(Guarantee::by_ratio);
         let limit = u128::from(port.weight_units);
@@ -359,7 +373,8 @@ impl Plan {
         Plan::of_queues(port, scheme, parts, Some(weights))
     }
 
-    /// Weights that assure every job, or as many contended ones as possible, in queues that are given.
+    /// Weights that assure every job, or as many contended ones as possible, in queues that are
+    /// given.
     fn weighed(
         port: Port,
         scheme: Scheme,
@@ -414,9 +429,9 @@ impl Plan {
         part_bps(&self.port, self.weights.get(usize::from(queue)).copied().unwrap_or(0))
     }
 
-    /// Bytes by which a backlogged queue may lag behind [`queue_bps`](Self::queue_bps) in any interval. A turn grants it its
-    /// quantum, and it carries over less than a frame; the rounds of an interval are known up to one at either end, and
-    /// to one frame for each queue.
+    /// Bytes by which a backlogged queue may lag behind [`queue_bps`](Self::queue_bps) in any
+    /// interval. A turn grants it its quantum, and it carries over less than a frame; the rounds of
+    /// an interval are known up to one at either end, and to one frame for each queue.
     pub fn lag_bytes(&self, queue: u8) -> u64 {
         let weight = self.weights.get(usize::from(queue)).copied().unwrap_or(0);
         lag_bytes(&self.port, weight)
@@ -473,8 +488,8 @@ fn part_bps(port: &Port, weight: u32) -> u64 {
     (u128::from(port.rate_bps) * u128::from(weight) / u128::from(port.weight_units)) as u64
 }
 
-/// The least weight of a queue that assures its jobs, in order of their ratios, without the `exposed` last ones of those
-/// that are contended.
+/// The least weight of a queue that assures its jobs, in order of their ratios, without the
+/// `exposed` last ones of those that are contended.
 fn need(port: &Port, jobs: &[Guarantee], exposed: usize) -> u64 {
     let mut contended = jobs.iter().rev().filter(|job| job.is_contended);
     let flows: u128 = contended.clone().map(|job| u128::from(job.flows)).sum();
@@ -491,8 +506,8 @@ fn need_of_all(port: &Port, jobs: &[Guarantee]) -> Vec<u128> {
     alloc::vec![u128::from(need(port, &all, 0))]
 }
 
-/// By how many of a queue's contended jobs are exposed: the least weight. One is always assured: that of least ratio,
-/// by the sum.
+/// By how many of a queue's contended jobs are exposed: the least weight. One is always assured:
+/// that of least ratio, by the sum.
 fn needs(port: &Port, jobs: &[Guarantee]) -> Vec<u128> {
     let contended = jobs.iter().filter(|job| job.is_contended).count();
     (0..contended.max(1)).map(|exposed| u128::from(need(port, jobs, exposed))).collect()
@@ -554,7 +569,8 @@ fn levels(port: &Port, jobs: &mut [Guarantee]) -> Vec<Vec<Guarantee>> {
     found.map_or_else(Vec::new, |found| segments::split(jobs, &found.ends))
 }
 
-/// A code point for each job, such that jobs on one trunk differ: by number, the lowest that is free.
+/// A code point for each job, such that jobs on one trunk differ: by number, the lowest that is
+/// free.
 ///
 /// # Errors
 /// When a job meets so many others that none is left.
@@ -574,8 +590,8 @@ pub fn code_points(ledger: &Ledger) -> Result<BTreeMap<JobId, Dscp>, Refusal> {
     Ok(given)
 }
 
-/// What the jobs of a ledger are to have on each link of a trunk: with one flow each, and taken to be contended. Plans count
-/// bytes on the wire, so rates of jobs must be meant so.
+/// What the jobs of a ledger are to have on each link of a trunk: with one flow each, and taken to
+/// be contended. Plans count bytes on the wire, so rates of jobs must be meant so.
 ///
 /// # Errors
 /// When a job on the trunk has no code point.

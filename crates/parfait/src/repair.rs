@@ -1,16 +1,20 @@
 //! Hosts or links are gone, or back: who is hit, and the cheapest repair.
 //!
-//! [`strike`] takes the network as it is now ([`Network::with_outage`]) and the jobs as they were placed. A job is *hit* if
-//! a host of it is lost, or if it crosses a link that is now to carry more than it can, since paths lead elsewhere. All
-//! others keep their place and get their reservation on the paths of now. Nothing is chosen there, so a log that says what
-//! is down says the same ledger at every replay.
+//! [`strike`] takes the network as it is now ([`Network::with_outage`]) and the jobs as they were
+//! placed. A job is *hit* if a host of it is lost, or if it crosses a link that is now to carry
+//! more than it can, since paths lead elsewhere. All others keep their place and get their
+//! reservation on the paths of now. Nothing is chosen there, so a log that says what is down says
+//! the same ledger at every replay.
 //!
-//! [`repair`] then settles the jobs that are hit, one after the other: at their place if the links hold them there without
-//! the others, and else with as few workers moved as possible ([`relocate`]). Others are never moved. Several orders of the
-//! jobs are tried, and the repair with the fewest degraded workers, then the fewest moves, then the least cost is kept. What
-//! cannot be repaired is *degraded*: it keeps its slots, has no bandwidth reserved, and the reason says what is missing.
+//! [`repair`] then settles the jobs that are hit, one after the other: at their place if the links
+//! hold them there without the others, and else with as few workers moved as possible
+//! ([`relocate`]). Others are never moved. Several orders of the jobs are tried, and the repair
+//! with the fewest degraded workers, then the fewest moves, then the least cost is kept. What
+//! cannot be repaired is *degraded*: it keeps its slots, has no bandwidth reserved, and the reason
+//! says what is missing.
 //!
-//! What comes back is a repair, too: a degraded job is whole again where the links hold it, without a move.
+//! What comes back is a repair, too: a degraded job is whole again where the links hold it, without
+//! a move.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -74,7 +78,8 @@ pub struct Degraded {
 pub struct Repair {
     /// The ledger afterwards.
     pub ledger: Ledger,
-    /// The jobs that are hit and get a place, in an order in which each fits. A job that keeps its place has no moves.
+    /// The jobs that are hit and get a place, in an order in which each fits. A job that keeps its
+    /// place has no moves.
     pub steps: Vec<Move>,
     /// Those that do not.
     pub degraded: Vec<Degraded>,
@@ -87,7 +92,8 @@ impl Repair {
     }
 }
 
-/// Who is hit, and the ledger of all others; see the module's text. The numbers of jobs are each there once.
+/// Who is hit, and the ledger of all others; see the module's text. The numbers of jobs are each
+/// there once.
 ///
 /// # Errors
 /// When a job cannot even have its slots: the placements are not of this network.

@@ -1,7 +1,9 @@
-//! What a brain writes when something goes down or comes back, when a job is released, or when it is asked to tidy up: the
-//! change itself, the moves behind it, and DSCPs of jobs that meet now. All of that is one batch, so it is durable as a whole.
+//! What a brain writes when something goes down or comes back, when a job is released, or when it
+//! is asked to tidy up: the change itself, the moves behind it, and DSCPs of jobs that meet now.
+//! All of that is one batch, so it is durable as a whole.
 //!
-//! Whatever makes room gives degraded jobs their guarantee back: the end of an outage, a release, and tidying up.
+//! Whatever makes room gives degraded jobs their guarantee back: the end of an outage, a release,
+//! and tidying up.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::string::{String, ToString};
@@ -29,7 +31,8 @@ pub enum Part {
 /// Tries for each job that has to move.
 const TRIES: u32 = 16;
 
-/// The same after a release, which must not take as long: anyone may release jobs, one after the other.
+/// The same after a release, which must not take as long: anyone may release jobs, one after the
+/// other.
 const RESTORE_TRIES: u32 = 4;
 
 /// Rounds of tidying up.
@@ -38,10 +41,12 @@ const ROUNDS: u32 = 4;
 /// Most workers that are moved so that degraded jobs have their guarantee again after a release.
 const MOST_MOVED: u32 = 4096;
 
-/// Most workers, and [`JOB_EFFORT`] and more for each job, of the degraded jobs that are tried after one release.
+/// Most workers, and [`JOB_EFFORT`] and more for each job, of the degraded jobs that are tried
+/// after one release.
 const RESTORE_EFFORT: u64 = 1 << 12;
 
-/// Most DSCPs that are tried to be taken from others in one outage: each try costs a copy of the book.
+/// Most DSCPs that are tried to be taken from others in one outage: each try costs a copy of the
+/// book.
 const MOST_SWAPS: u32 = 64;
 
 /// What it costs to try a job, in workers, beside its own.
@@ -76,8 +81,8 @@ fn tell_apart(
     Ok(stuck)
 }
 
-/// Jobs whose paths have changed get another DSCP where they meet theirs. A job that gets none is degraded: unlike a move, an
-/// outage cannot be refused.
+/// Jobs whose paths have changed get another DSCP where they meet theirs. A job that gets none is
+/// degraded: unlike a move, an outage cannot be refused.
 fn tell_apart_on_new_paths(
     before: &Book,
     book: &mut Book,
@@ -104,8 +109,8 @@ fn trunks(book: &Book, job: JobId) -> Option<Vec<u32>> {
     Some(own.loads.iter().map(|load| load.trunk).collect())
 }
 
-/// Gives a job the DSCP of others that can have another one: of jobs whose paths have changed, and nobody else. Returns
-/// whether it found one.
+/// Gives a job the DSCP of others that can have another one: of jobs whose paths have changed, and
+/// nobody else. Returns whether it found one.
 fn swap(
     book: &mut Book,
     changes: &mut Vec<Change>,
@@ -194,8 +199,8 @@ struct Restored {
     changes: Vec<Change>,
 }
 
-/// The degraded jobs that are tried: all, or as many as the bounds allow. Which comes first differs from entry to entry, so
-/// that each gets its turn.
+/// The degraded jobs that are tried: all, or as many as the bounds allow. Which comes first differs
+/// from entry to entry, so that each gets its turn.
 fn tried(book: &Book) -> BTreeMap<JobId, Cause> {
     let degraded: Vec<JobId> = book.degraded().collect();
     let first = book.next_index() as usize % degraded.len().max(1);
@@ -232,8 +237,9 @@ fn restore(book: &Book, most_moved: u32) -> Restored {
     settle(&mut book.clone(), &repair.steps)
 }
 
-/// Gives jobs their new places, each with a DSCP that is free there. Whoever gets none, or whose slots another one has that
-/// was to leave them, stays without its guarantee, and keeps no other from it.
+/// Gives jobs their new places, each with a DSCP that is free there. Whoever gets none, or whose
+/// slots another one has that was to leave them, stays without its guarantee, and keeps no other
+/// from it.
 fn settle(book: &mut Book, steps: &[Move]) -> Restored {
     let mut restored = Restored::default();
     for step in steps {
@@ -264,8 +270,8 @@ pub fn release(book: &Book, job: JobId) -> Vec<Change> {
     core::iter::once(released(jobs)).chain(changes).collect()
 }
 
-/// What is written to tidy up: moves that lower what all jobs cost those to come, and those that give degraded jobs their
-/// guarantee back.
+/// What is written to tidy up: moves that lower what all jobs cost those to come, and those that
+/// give degraded jobs their guarantee back.
 ///
 /// # Errors
 /// When no move would.

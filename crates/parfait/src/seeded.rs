@@ -1,7 +1,8 @@
 //! Known bugs of brain and agent, seeded one at a time, to test that the simulation finds them.
 //!
-//! With the feature `seeded-bugs` a brain or an agent can have one (`Brain::plant`, `Agent::plant`, which exist only with
-//! that feature). Without it the selector is empty, each query returns a constant, and nothing of this remains.
+//! With the feature `seeded-bugs` a brain or an agent can have one (`Brain::plant`, `Agent::plant`,
+//! which exist only with that feature). Without it the selector is empty, each query returns a
+//! constant, and nothing of this remains.
 
 /// A seeded bug.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -14,7 +15,8 @@ pub enum Bug {
     AnswerBeforeSync,
     /// A brain executes a repeated request again.
     RepeatCountedTwice,
-    /// A brain takes a delayed write for done although the lease, and with it the log, went to another meanwhile.
+    /// A brain takes a delayed write for done although the lease, and with it the log, went to
+    /// another meanwhile.
     LeaseUnchecked,
     /// A brain appends behind a torn tail and does not cut it.
     TornTailKept,

@@ -1,5 +1,5 @@
-//! How far a job's workers are kept apart, from each other and from those of other jobs, so that one failure does not
-//! stop all of them.
+//! How far a job's workers are kept apart, from each other and from those of other jobs, so that
+//! one failure does not stop all of them.
 //!
 //! | written | what it asks for |
 //! |---|---|
@@ -30,7 +30,8 @@ pub fn is_name(text: &str) -> bool {
 /// See the module's text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Separation {
-    /// Hosts that workers are spread over: none has more than its part, rounded up; 0 if that does not matter.
+    /// Hosts that workers are spread over: none has more than its part, rounded up; 0 if that does
+    /// not matter.
     pub hosts: u32,
     /// Leaves that workers are spread over; 0 if that does not matter.
     pub leaves: u32,

@@ -1,24 +1,30 @@
 //! Time shifts: jobs whose exchanges take turns on the links that they share.
 //!
-//! A training job computes and exchanges in turn, with a period. Two jobs that meet on a link at the same time slow each
-//! other down; if one begins later, they may not meet at all. The idea is that of CASSINI (Rajasekaran et al., NSDI 2024): a
-//! job's demand is drawn on a circle whose circumference is its period, all jobs of a link on one circle whose circumference
-//! is the least common multiple of their periods, and turned against each other such that least of the demand is above what
-//! the link carries. That least part is the link's *excess*.
+//! A training job computes and exchanges in turn, with a period. Two jobs that meet on a link at
+//! the same time slow each other down; if one begins later, they may not meet at all. The idea is
+//! that of CASSINI (Rajasekaran et al., NSDI 2024): a job's demand is drawn on a circle whose
+//! circumference is its period, all jobs of a link on one circle whose circumference is the least
+//! common multiple of their periods, and turned against each other such that least of the demand is
+//! above what the link carries. That least part is the link's *excess*.
 //!
-//! - Jobs and the links that they share are the *affinity graph*, and a job has one shift for all its links. Where the graph
-//!   has no circle, each link is solved alone and turned as a whole to fit its neighbours, which changes no excess: what is
-//!   best for each link is best for all. Where it has one, all jobs of the part are turned together.
-//! - The circle is divided into slots, so that periods have a common multiple. A period is rounded up to a slot, since an
-//!   agent can make a job wait and not hurry; [`Shifts::stretch_ppm`] says by how much. A burst takes every slot that it
-//!   touches, so the true excess is never above what is said.
-//! - All shifts in slots are tried where these are few ([`Part::is_exact`]); otherwise jobs are turned one at a time, from
-//!   several beginnings, until none improves or what looking for it may cost ([`Limits`]) is spent.
-//! - Of shifts with the same excess the one with most distance between bursts is taken, so that drift does no harm.
-//! - A part of the graph that is too large, or whose periods have no common circle, is left alone ([`Left`]).
-//! - Jobs drift: compute times vary. An agent lets a job's exchange begin at `shift + n * period` and no sooner; one that is
-//!   later by more than the [`TOLERANCE_PARTS`]th part of its period waits for its next time, so that it does not meet
-//!   the others.
+//! - Jobs and the links that they share are the *affinity graph*, and a job has one shift for all
+//!   its links. Where the graph has no circle, each link is solved alone and turned as a whole to
+//!   fit its neighbours, which changes no excess: what is best for each link is best for all. Where
+//!   it has one, all jobs of the part are turned together.
+//! - The circle is divided into slots, so that periods have a common multiple. A period is rounded
+//!   up to a slot, since an agent can make a job wait and not hurry; [`Shifts::stretch_ppm`] says
+//!   by how much. A burst takes every slot that it touches, so the true excess is never above what
+//!   is said.
+//! - All shifts in slots are tried where these are few ([`Part::is_exact`]); otherwise jobs are
+//!   turned one at a time, from several beginnings, until none improves or what looking for it may
+//!   cost ([`Limits`]) is spent.
+//! - Of shifts with the same excess the one with most distance between bursts is taken, so that
+//!   drift does no harm.
+//! - A part of the graph that is too large, or whose periods have no common circle, is left alone
+//!   ([`Left`]).
+//! - Jobs drift: compute times vary. An agent lets a job's exchange begin at `shift + n * period`
+//!   and no sooner; one that is later by more than the [`TOLERANCE_PARTS`]th part of its period
+//!   waits for its next time, so that it does not meet the others.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
@@ -34,7 +40,8 @@ pub const TOLERANCE_PARTS: u64 = 20;
 /// Slots of the shortest period, at least and at most.
 const SLOTS: (u64, u64) = (12, 240);
 
-/// What finding shifts may cost. Slots are those of one job on one link that are looked at once: about a nanosecond each.
+/// What finding shifts may cost. Slots are those of one job on one link that are looked at once:
+/// about a nanosecond each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Most jobs of a part.
@@ -71,13 +78,15 @@ impl Limits {
     }
 }
 
-/// Beginnings of the search where not everything is tried: the best of the coarse places, or as many even ones.
+/// Beginnings of the search where not everything is tried: the best of the coarse places, or as
+/// many even ones.
 const BEGINNINGS: usize = 8;
 
 /// Parts of a period by which bursts are widened to tell shifts of equal excess apart.
 const GUARD_PARTS: [u64; 5] = [48, 24, 12, 8, 6];
 
-/// Demands of a job on a link: as they are, and with bursts that are longer by each of [`GUARD_PARTS`].
+/// Demands of a job on a link: as they are, and with bursts that are longer by each of
+/// [`GUARD_PARTS`].
 const LEVELS: u64 = 1 + GUARD_PARTS.len() as u64;
 
 /// Places of each job that are tried together to begin the search, the most that is affordable.
@@ -225,8 +234,8 @@ impl Shifts {
     }
 }
 
-/// Shifts for jobs with these periods, in nanoseconds, on the links that they share. Where there are more jobs than there
-/// may be, parts with a job of a low place come first.
+/// Shifts for jobs with these periods, in nanoseconds, on the links that they share. Where there
+/// are more jobs than there may be, parts with a job of a low place come first.
 ///
 /// # Errors
 /// When a job or link is impossible.
@@ -252,7 +261,8 @@ pub fn plan(periods: &[u64], links: &[Shared], limits: &Limits) -> Result<Shifts
         has_room
     });
     shifts.left.extend(crowded.into_iter().map(|jobs| Left { jobs, why: LeftAlone::Crowded }));
-    // In steps, so that few parts get other shifts when one comes or goes. Parts that are too large need none.
+    // In steps, so that few parts get other shifts when one comes or goes. Parts that are too large
+    // need none.
     let solved = parts.iter().filter(|(jobs, own)| limits.admit(jobs, own)).count() as u64;
     let slots = limits.slots / solved.max(1).next_power_of_two();
     for (jobs, own) in parts {
@@ -444,7 +454,8 @@ impl Circle {
         Drawn { length, capacity: link.capacity_bps / unit, levels, jobs }
     }
 
-    /// By slot of the period: the most that a job sends, with bursts that are longer by so many slots at either end.
+    /// By slot of the period: the most that a job sends, with bursts that are longer by so many
+    /// slots at either end.
     fn demand(&self, used: &Use, period: u64, guard: u64, unit: u64) -> Vec<u64> {
         let mut demand = alloc::vec![0; period as usize];
         for burst in &used.bursts {
@@ -493,7 +504,8 @@ impl Drawn {
         sum
     }
 
-    /// Demand of a level above what the link carries with these shifts in slots, by job, in parts per million of that.
+    /// Demand of a level above what the link carries with these shifts in slots, by job, in parts
+    /// per million of that.
     fn above(&self, level: usize, shifts: &[u64]) -> u64 {
         let turned = self.levels[level].iter().zip(&self.jobs);
         let sum = self.sum(turned.map(|(demand, &job)| (demand, shifts[job])));
@@ -591,7 +603,8 @@ impl Search<'_> {
             let anchor = link.jobs.iter().find_map(|&job| Some((job, shifts[job]?)));
             let Some((anchor, at)) = anchor else { break };
             for &job in &link.jobs {
-                // By how much the whole link is turned: a multiple of the anchor's period more changes nothing for it.
+                // By how much the whole link is turned: a multiple of the anchor's period more
+                // changes nothing for it.
                 let turned = at + self.circle.length() - own[anchor] % self.circle.period(anchor);
                 shifts[job] = shifts[job].or(Some((own[job] + turned) % self.circle.period(job)));
             }
@@ -818,7 +831,8 @@ mod tests {
         }
     }
 
-    /// Every shift of every job but the first, by slots, in a way that shares nothing with the module.
+    /// Every shift of every job but the first, by slots, in a way that shares nothing with the
+    /// module.
     fn by_force(periods: &[u64], links: &[Shared], slot: u64) -> u64 {
         let slots: Vec<u64> = periods.iter().map(|period| period / slot).collect();
         let circle = slots.iter().fold(1, |all, own| common(all, *own, Limits::AMPLE.circle));
@@ -867,7 +881,8 @@ mod tests {
             (random >> 33) % below
         };
         for case in 0..24 {
-            // Jobs 0 and 1 on a link, 1 and 2 on another; in every third case 0 and 2 on one more, which is a circle.
+            // Jobs 0 and 1 on a link, 1 and 2 on another; in every third case 0 and 2 on one more,
+            // which is a circle.
             let periods: Vec<u64> = (0..3).map(|_| [12, 24][draw(2) as usize] * MS).collect();
             let mut uses = |job: usize| {
                 let period = periods[job] / MS;

@@ -1,7 +1,7 @@
 //! What a ledger stands on: a network, and where it can be made anew, what it is made from.
 //!
-//! A [`Site`] is a topology with its slots, its routing and the share of links that may be reserved. It gives the network of
-//! any [`Outage`] with the same numbers of hosts and links.
+//! A [`Site`] is a topology with its slots, its routing and the share of links that may be
+//! reserved. It gives the network of any [`Outage`] with the same numbers of hosts and links.
 
 use alloc::sync::Arc;
 

@@ -1,8 +1,9 @@
 //! Which directed links the packets of a pair of hosts take, and how much of them.
 //!
-//! Any topology and any tables: all shortest paths, spread evenly at every hop as ECMP does on average; all of them at
-//! once, where each link must be able to carry everything that a hash could send over it; or the one path of forwarding
-//! tables. In server-centric networks such as BCube hosts forward, too.
+//! Any topology and any tables: all shortest paths, spread evenly at every hop as ECMP does on
+//! average; all of them at once, where each link must be able to carry everything that a hash could
+//! send over it; or the one path of forwarding tables. In server-centric networks such as BCube
+//! hosts forward, too.
 
 use alloc::vec::Vec;
 
@@ -10,11 +11,13 @@ use topology::channels::Channels;
 use topology::graph::{Kind, NodeId, Topology};
 use topology::routes::Tables;
 
-/// Everything that a pair of hosts sends, as parts. It can be divided by what links are usually many of (powers of two and
-/// 3, 5, 7, 11 and 13), so that parts that meet again have no rounding: a link that is full stays so when paths change.
+/// Everything that a pair of hosts sends, as parts. It can be divided by what links are usually
+/// many of (powers of two and 3, 5, 7, 11 and 13), so that parts that meet again have no rounding:
+/// a link that is full stays so when paths change.
 pub const WHOLE: u64 = (1 << 20) * 81 * 25 * 7 * 11 * 13;
 
-/// A direction of a link: twice the number of the link, and one more from its second end to its first.
+/// A direction of a link: twice the number of the link, and one more from its second end to its
+/// first.
 pub type DirectedLink = u32;
 
 /// Most distances that are kept: hosts times nodes.
@@ -67,7 +70,8 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// Whether shortest paths of so many hosts and nodes, or tables of so many hosts, are not too many.
+    /// Whether shortest paths of so many hosts and nodes, or tables of so many hosts, are not too
+    /// many.
     pub fn fits(hosts: usize, nodes: usize, by_tables: bool) -> bool {
         let (product, most) = match by_tables {
             true => (hosts.checked_mul(hosts), MOST_KEPT_PAIRS),
@@ -76,8 +80,8 @@ impl Spread {
         product.is_some_and(|product| product <= most)
     }
 
-    /// Shortest paths between these hosts. `hosts_forward` lets paths lead through hosts. Hosts that are lost, by number,
-    /// need no paths.
+    /// Shortest paths between these hosts. `hosts_forward` lets paths lead through hosts. Hosts
+    /// that are lost, by number, need no paths.
     ///
     /// `None` if there are too many hosts and nodes, or a host does not reach another.
     pub fn shortest(
@@ -117,8 +121,8 @@ impl Spread {
         Some(spread.kept())
     }
 
-    /// The paths of forwarding tables. A host with several ports sends an equal part through each, to the port of the
-    /// same place at the other host.
+    /// The paths of forwarding tables. A host with several ports sends an equal part through each,
+    /// to the port of the same place at the other host.
     ///
     /// Hosts that are lost, by number, need no paths.
     ///
@@ -175,8 +179,8 @@ impl Spread {
         Spread { hosts: self.hosts, paths: Paths::Kept(kept) }
     }
 
-    /// The links that packets from one host to another take, each with the part of [`WHOLE`] that it carries; none
-    /// within a host. A link may come more than once, and its parts add up.
+    /// The links that packets from one host to another take, each with the part of [`WHOLE`] that
+    /// it carries; none within a host. A link may come more than once, and its parts add up.
     pub fn each(&self, from: u32, to: u32, mut visit: impl FnMut(DirectedLink, u64)) {
         match &self.paths {
             Paths::Shortest(shortest) => shortest.each(from, to, visit),
@@ -226,7 +230,8 @@ impl Shortest {
                 let out = self.out[*node as usize].iter().filter(|(_, next)| is_next(*next));
                 let count = out.clone().count().max(1) as u64;
                 for (at, (link, next)) in (0..).zip(out) {
-                    // The first links have what does not divide, so that all parts together are the amount.
+                    // The first links have what does not divide, so that all parts together are the
+                    // amount.
                     let part = match self.ecmp {
                         Ecmp::Even => amount / count + u64::from(at < amount % count),
                         Ecmp::Worst => WHOLE,

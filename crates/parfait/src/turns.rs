@@ -1,12 +1,15 @@
-//! Admitted jobs that take turns: the time shifts that the brain puts into plans, and why a job has none.
+//! Admitted jobs that take turns: the time shifts that the brain puts into plans, and why a job has
+//! none.
 //!
-//! Shifts follow from the [`Book`] alone, from jobs that say their cycle, where their workers are and what is down: every
-//! brain that replays the same log computes the same ones. They are computed anew when one of these changed.
+//! Shifts follow from the [`Book`] alone, from jobs that say their cycle, where their workers are
+//! and what is down: every brain that replays the same log computes the same ones. They are
+//! computed anew when one of these changed.
 //!
-//! What a job puts on a link in an exchange is not known. It is at most what the job has reserved there for a whole period,
-//! sent in the time of an exchange (`reserved * period / exchange`), since a job that sends more would not keep up on its
-//! reservation, and at most what the link carries. Links on which all these bounds fit at once need no turns, and jobs
-//! without a cycle do not count.
+//! What a job puts on a link in an exchange is not known. It is at most what the job has reserved
+//! there for a whole period, sent in the time of an exchange (`reserved * period / exchange`),
+//! since a job that sends more would not keep up on its reservation, and at most what the link
+//! carries. Links on which all these bounds fit at once need no turns, and jobs without a cycle do
+//! not count.
 //!
 //! | a job has no shift | because |
 //! |---|---|
@@ -31,11 +34,12 @@ use crate::outage::Outage;
 use crate::seeded::{Bug, Seeded};
 use crate::shifts::{self, Burst, LeftAlone, Limits, MAX_PERIOD_NS, Part, Shared, Shifts, Use};
 
-/// By how much periods of jobs are made longer, in parts: no job keeps its own exactly, and one that is late more often than
-/// early misses its time in the end.
+/// By how much periods of jobs are made longer, in parts: no job keeps its own exactly, and one
+/// that is late more often than early misses its time in the end.
 const SLACK_PARTS: u64 = 50;
 
-/// What the brain may spend on shifts while it decides on nothing else: about 50 ms (docs/parfait-turns.md).
+/// What the brain may spend on shifts while it decides on nothing else: about 50 ms
+/// (docs/parfait-turns.md).
 pub const LIMITS: Limits = Limits {
     jobs: 32,
     links: 64,
@@ -69,7 +73,8 @@ pub enum Alone {
 pub struct Turn {
     /// When its exchanges begin, or why that does not matter.
     pub phase: Result<Phase, Alone>,
-    /// The others with which it fills a link, by number. Empty where its part is left alone: it may have any size.
+    /// The others with which it fills a link, by number. Empty where its part is left alone: it may
+    /// have any size.
     pub with: Vec<JobId>,
 }
 
@@ -257,7 +262,8 @@ fn most_bps(bps: u64, cycle: Cycle) -> u64 {
     u64::try_from(bits.div_ceil(u128::from(cycle.exchange_ns.max(1)))).unwrap_or(u64::MAX)
 }
 
-/// By index of the link: what it carries, in bit/s. Empty where there is no topology: what may be reserved counts then.
+/// By index of the link: what it carries, in bit/s. Empty where there is no topology: what may be
+/// reserved counts then.
 fn rates(book: &Book) -> Vec<u64> {
     let links = book.site().into_iter().flat_map(|site| site.topology.links());
     let mut rates = Vec::new();

@@ -316,7 +316,8 @@ fn a_write_has_no_more_requests_once_deciding_them_took_long() {
         effects = drain(&mut brain);
         answered.push(answers(&effects).len());
     }
-    // Two large ones; the third, small ones and the first that may take any time; the second; and what is left.
+    // Two large ones; the third, small ones and the first that may take any time; the second; and
+    // what is left.
     assert_eq!(answered, [1, 2, 5, 1, 1]);
 }
 

@@ -4,7 +4,8 @@ use parfait::demand::{Abstraction, Cut, Demand, Order};
 use parfait::pattern::Pattern;
 use parfait::runs::Run;
 
-/// Patterns of at most 12 workers, at sizes where their corners lie, with rates that cannot be mistaken for each other.
+/// Patterns of at most 12 workers, at sizes where their corners lie, with rates that cannot be
+/// mistaken for each other.
 fn small() -> Vec<Pattern> {
     let mut texts: Vec<String> = Vec::new();
     for n in 1..=12 {
@@ -121,7 +122,8 @@ fn some_worker_of_every_component_fills_its_hose() {
     }
 }
 
-/// The most that can flow from the workers of one side to those of the other, by shortest augmenting paths.
+/// The most that can flow from the workers of one side to those of the other, by shortest
+/// augmenting paths.
 fn max_flow(edges: &[(u32, u32, u64)], bits: u32, workers: u32) -> u64 {
     let size = workers as usize + 2;
     let (source, sink) = (size - 2, size - 1);

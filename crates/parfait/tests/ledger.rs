@@ -86,7 +86,8 @@ fn loads_of_groups_are_the_sums_over_pairs() {
         let topology = topology(shape);
         for ecmp in [Ecmp::Even, Ecmp::Worst] {
             let tree = network(&topology, Routing::Ecmp(ecmp));
-            // No shortest path leads through a host here, but these loads are computed pair by pair.
+            // No shortest path leads through a host here, but these loads are computed pair by
+            // pair.
             let pairs = network(&topology, Routing::Relayed(ecmp));
             assert!(tree.is_tree() && !pairs.is_tree(), "{shape}");
             for (text, _) in PATTERNS.iter().flat_map(|text| [(text, 0), (text, 1), (text, 2)]) {
@@ -183,7 +184,8 @@ fn a_tree_that_lost_a_link_is_routed_pair_by_pair() {
     topology.remove(up);
     let network = network(&topology, Routing::Ecmp(Ecmp::Even));
     assert!(!network.is_tree());
-    // Of eight hosts' ring from one pod to another, the switch with one link left sends half over it, not a quarter.
+    // Of eight hosts' ring from one pod to another, the switch with one link left sends half over
+    // it, not a quarter.
     let demand = demand("ring:2@8G");
     let host = |name: &str| network.host_named(name).expect("a host");
     let pieces = [("host0", 0), ("host15", 1)]

@@ -186,7 +186,8 @@ fn what_is_not_this_log_is_refused_with_the_reason() {
     assert!(slower.to_string().starts_with("entry 1: the link from"), "{slower}");
 }
 
-/// Four hosts on each of two leaves, which have links to two spines: nodes and cables in the order of the file, or against it.
+/// Four hosts on each of two leaves, which have links to two spines: nodes and cables in the order
+/// of the file, or against it.
 fn drawn(is_reversed: bool, spines: &[&str]) -> Topology {
     let mut nodes: Vec<(Kind, String, u32)> = Vec::new();
     let mut cables: Vec<((String, u8), (String, u8))> = Vec::new();
@@ -229,7 +230,8 @@ fn ground(topology: Topology) -> Ground {
     Ground::new(site).expect("connected")
 }
 
-/// A log with an admission, in which a spine, a host and the link between the other spine and leaf1 go down; and its snapshot.
+/// A log with an admission, in which a spine, a host and the link between the other spine and leaf1
+/// go down; and its snapshot.
 fn broken() -> (Vec<u8>, Vec<u8>) {
     let topology = drawn(false, &["spine0", "spine1"]);
     let node = |name: &str| topology.named(name).expect("it is there");
@@ -317,7 +319,8 @@ fn an_outage_is_written_as_documented_and_names_that_do_not_end_are_malformed() 
     body.extend(b"leaf1");
     body.extend([6, 2, 0, 0, 0, 1, 0, 0, 0]);
     assert_eq!(record, sealed(VERSION, 0, &body));
-    // A link without a carrier is in a list of its own, which a bit in the count of nodes announces.
+    // A link without a carrier is in a list of its own, which a bit in the count of nodes
+    // announces.
     let carriers = vec![("leaf1".to_string(), 6)];
     let down = Names { nodes: Vec::new(), links: carriers.clone(), carriers };
     let change = Change::Outage { down, moved: 0, degraded: 0 };

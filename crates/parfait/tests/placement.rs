@@ -1,4 +1,5 @@
-//! Placement: the search against the truth on small cases, and what all ways to place have in common.
+//! Placement: the search against the truth on small cases, and what all ways to place have in
+//! common.
 
 use parfait::demand::{Abstraction, Order};
 use parfait::job::Job;
@@ -111,7 +112,8 @@ fn the_search_comes_close_to_the_cheapest_of_all_placements() {
     assert!(mean <= 0.02 && worst <= 0.10, "mean {mean:.4}, worst {worst:.4}");
 }
 
-/// The pieces are a placement of all workers that the ledger admits, and the cost is that of the loads.
+/// The pieces are a placement of all workers that the ledger admits, and the cost is that of the
+/// loads.
 fn admit(ledger: &mut Ledger, id: u64, request: &Request, placement: &Placement) {
     let demand = request.demand(placement.order);
     let abstraction = request.abstraction();
@@ -218,7 +220,8 @@ fn workers_of_several_slots_get_them() {
     assert_eq!(greedy::oktopus(&mut ledger, &request), Err(scattered));
 }
 
-/// Links are as scarce as can be: an iteration that is given up in a group must not go on in another.
+/// Links are as scarce as can be: an iteration that is given up in a group must not go on in
+/// another.
 #[test]
 fn what_the_search_finds_on_crowded_links_is_admitted() {
     let mut random = Pcg32::new(14, 1);

@@ -1,4 +1,5 @@
-//! What is derived from traffic: each pattern is recovered from packets with jitter, noise, losses and retransmissions.
+//! What is derived from traffic: each pattern is recovered from packets with jitter, noise, losses
+//! and retransmissions.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +14,8 @@ use rand_pcg::rand_core::Rng;
 const MS: u64 = 1_000_000;
 const PACKET_BYTES: u64 = 4096;
 
-/// A job that runs: rates say how many bytes an edge has in an iteration, a million for each bit per second.
+/// A job that runs: rates say how many bytes an edge has in an iteration, a million for each bit
+/// per second.
 struct Run {
     pattern: Pattern,
     /// By rank.
@@ -94,7 +96,8 @@ fn packet(at_ns: u64, (from, to): (u32, u32), psn: u32, bytes: u32) -> Packet {
     }
 }
 
-/// Of a hundred packets one is missing, one is sent twice and one comes late; others than the job's edges carry little.
+/// Of a hundred packets one is missing, one is sent twice and one comes late; others than the job's
+/// edges carry little.
 fn disturbed(packets: &[Packet], workers: u32, random: &mut Pcg32) -> Vec<Packet> {
     let mut seen = Vec::new();
     let mut numbers: BTreeMap<(u32, u32), u32> = BTreeMap::new();
@@ -210,7 +213,8 @@ fn rates_are_those_that_carry_the_bytes_in_the_time_that_is_wanted() {
         let (samples, _) = samples(&run.packets(&mut random));
         let options = Options { communication_ns: Some(50 * MS), ..Options::default() };
         let found = profile(run.workers.len(), &samples, options).expect(text);
-        // Phases one after the other, each with the bytes of its largest edge at the rate of that edge.
+        // Phases one after the other, each with the bytes of its largest edge at the rate of that
+        // edge.
         let demand = Demand::of(&found.pattern).expect(text);
         let truth = Demand::of(&run.pattern).expect(text);
         let mut needed = 0.0;

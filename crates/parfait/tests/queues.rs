@@ -1,4 +1,5 @@
-//! Plans of queues: what they promise (Q1 to Q4, R1, R2 of the modules' texts), against a port packet by packet.
+//! Plans of queues: what they promise (Q1 to Q4, R1, R2 of the modules' texts), against a port
+//! packet by packet.
 
 mod port;
 #[path = "port/scenario.rs"]

@@ -1,4 +1,5 @@
-//! Hosts and links that fail and come back: who is hit, what moves, against the truth on small cases.
+//! Hosts and links that fail and come back: who is hit, what moves, against the truth on small
+//! cases.
 
 use std::collections::BTreeMap;
 
@@ -152,7 +153,8 @@ fn check(world: &World, placed: &Placed, struck: &Struck, done: &Repair) {
     }
 }
 
-/// The fewest workers that have to move so that all jobs that are hit have bandwidth; `None` if they cannot.
+/// The fewest workers that have to move so that all jobs that are hit have bandwidth; `None` if
+/// they cannot.
 fn truth(struck: &Struck, placed: &Placed) -> Option<u32> {
     let mut ledger = struck.ledger.clone();
     let hit: Vec<JobId> = struck.hits.keys().copied().collect();
@@ -363,7 +365,8 @@ fn what_cannot_be_repaired_says_which_link_lacks_how_much() {
 
 #[test]
 fn jobs_on_paths_that_stay_are_not_hit_even_where_links_are_full() {
-    // All links of each job's hosts are full; a link that no job uses fails, and the network is no tree any more.
+    // All links of each job's hosts are full; a link that no job uses fails, and the network is no
+    // tree any more.
     for (shape, spare) in
         [("leaf-spine:4x3x2", ("leaf3", "spine1")), ("fat-tree:4", ("edge7", "agg6"))]
     {

@@ -1,4 +1,5 @@
-//! What a brain writes when something breaks, comes back, or makes room: degraded jobs get their guarantee back.
+//! What a brain writes when something breaks, comes back, or makes room: degraded jobs get their
+//! guarantee back.
 
 use parfait::brain::place_job;
 use parfait::demand::{Abstraction, Order};
@@ -77,7 +78,8 @@ impl Written {
         }
     }
 
-    /// Two workers on these hosts, with the first DSCP from that number on that is free there; nothing if none is.
+    /// Two workers on these hosts, with the first DSCP from that number on that is free there;
+    /// nothing if none is.
     fn try_put(&mut self, name: &str, dscp: usize, hosts: [u32; 2]) {
         if hosts[0] == hosts[1] {
             return;
@@ -226,7 +228,8 @@ fn a_job_that_gets_no_dscp_keeps_no_other_from_its_guarantee() {
     let mended =
         repair_log::outage(&written.book, &[Part::Node(host)], true, 100).expect("it is down");
     assert!(matches!(mended[..], [Change::Outage { moved: 0, degraded: 1, .. }]), "{mended:?}");
-    // One spine carries one of the large jobs, and the only slots for the other job are where all DSCPs are taken.
+    // One spine carries one of the large jobs, and the only slots for the other job are where all
+    // DSCPs are taken.
     let nodes = vec!["spine1".to_string(), "host2".to_string()];
     let down = Names { nodes, ..Names::default() };
     written.write(vec![Change::Outage { down, moved: 0, degraded: 3 }]);
@@ -243,7 +246,8 @@ fn a_job_that_gets_no_dscp_keeps_no_other_from_its_guarantee() {
 fn an_outage_is_written_where_more_jobs_meet_than_there_are_dscps() {
     let mut written = Written::new("torus:4:2", 64);
     let all = Dscp::all().count();
-    // The `right` jobs go from s0 to s1, the `left` ones from s0 to s3: both sets use all DSCPs and share no link.
+    // The `right` jobs go from s0 to s1, the `left` ones from s0 to s3: both sets use all DSCPs and
+    // share no link.
     for number in 0..all {
         written.put(&format!("right{number}"), "ring:2@1k", number, &[(0, 1), (2, 1)]);
         written.put(&format!("left{number}"), "ring:2@1k", number, &[(1, 1), (7, 1)]);

@@ -123,7 +123,8 @@ fn the_search_finds_what_is_there_where_workers_are_kept_apart() {
     }
     let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
     println!("{} cases, {mean:.4} above the cheapest", gaps.len());
-    // Two are of a parameter server whose cheapest place mixes roles on a host in no order that is tried.
+    // Two are of a parameter server whose cheapest place mixes roles on a host in no order that is
+    // tried.
     assert!(gaps.len() > 30 && mean <= 0.03, "{} cases, {mean:.4}", gaps.len());
 }
 

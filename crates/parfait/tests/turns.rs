@@ -1,4 +1,5 @@
-//! Which admitted jobs take turns: from the book alone, where it helps, and computed anew only where something changed.
+//! Which admitted jobs take turns: from the book alone, where it helps, and computed anew only
+//! where something changed.
 
 use parfait::demand::{Abstraction, Order};
 use parfait::job::Job;

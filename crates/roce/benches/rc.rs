@@ -1,8 +1,8 @@
 //! The cost of the transport per packet, without any wire: two endpoints exchange headers.
 //!
 //! `cargo bench -p roce --bench rc` prints nanoseconds per packet, both ends together, best and
-//! median of several runs. Payload is neither copied nor summed, so this is the state machine alone:
-//! `poll_transmit` on one side and `handle_packet` on the other, acknowledgements included.
+//! median of several runs. Payload is neither copied nor summed, so this is the state machine
+//! alone: `poll_transmit` on one side and `handle_packet` on the other, acknowledgements included.
 #![expect(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
 #![expect(
     clippy::disallowed_types,

@@ -37,9 +37,11 @@ counters! {
     retransmitted_packets,
     /// Local ACK timer expiries that led to a retry.
     timeouts,
-    /// Local ACK timer expiries that used no retry: the peer's process, or this one, was not running.
+    /// Local ACK timer expiries that used no retry: the peer's process, or this one, was not
+    /// running.
     stall_timeouts,
-    /// Retries because the response to a READ or atomic was missing although later ones had arrived.
+    /// Retries because the response to a READ or atomic was missing although later ones had
+    /// arrived.
     implied_naks,
     /// Selective repeat: packets and READ ranges retransmitted.
     selective_retransmits,
@@ -53,10 +55,11 @@ counters! {
     selective_acks_sent,
     /// Selective repeat: request packets placed out of order.
     out_of_order_packets,
-    /// Selective repeat: packets placed in part, because later ones that overlap them had arrived before.
+    /// Selective repeat: packets placed in part, because later ones that overlap them had arrived
+    /// before.
     overlapped_packets,
-    /// Selective repeat: out-of-order packets discarded because an earlier one overlapped them in too
-    /// many pieces.
+    /// Selective repeat: out-of-order packets discarded because an earlier one overlapped them in
+    /// too many pieces.
     out_of_order_packets_discarded,
     /// Retry counters that ran out.
     retries_exceeded,
@@ -103,7 +106,8 @@ counters! {
     unmatched_duplicates,
     /// Request packets ahead of the expected PSN, dropped.
     out_of_sequence,
-    /// Requests dropped because READs before them were still being answered; a NAK requests them later.
+    /// Requests dropped because READs before them were still being answered; a NAK requests them
+    /// later.
     deferred_requests,
     /// READ requests and atomics beyond `max_dest_rd_atomic`.
     too_many_reads,
@@ -127,7 +131,8 @@ counters! {
     /// Protection errors: region or window and queue pair have different protection domains, or the
     /// window is bound to another queue pair.
     bad_pd,
-    /// Protection errors: the region, the window or the queue pair does not allow this kind of access.
+    /// Protection errors: the region, the window or the queue pair does not allow this kind of
+    /// access.
     bad_access,
     /// Protection errors: outside the region or window.
     bad_bounds,
@@ -174,7 +179,7 @@ counters! {
     direct_reads,
     /// Atomics carried out within the machine, without packets.
     direct_atomics,
-    /// SENDs handed to a neighbour.
+    /// SENDs handed to a local peer.
     direct_sends,
     /// Of these, those that it refused: they were sent again as packets.
     direct_sends_refused,
@@ -186,7 +191,8 @@ counters! {
     direct_receives_refused,
     /// Bytes of all three.
     direct_bytes,
-    /// Requests to a process of this machine that waited for the packets before them, to be carried out without.
+    /// Requests to a process of this machine that waited for the packets before them, to be carried
+    /// out without.
     direct_held,
     /// Requests to a process of this machine sent as packets: requests before them were not done.
     direct_refused_outstanding,

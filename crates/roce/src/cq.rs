@@ -1,18 +1,18 @@
 //! Completion queues: bounded, in order, never overwritten.
 //!
-//! A completion that arrives at a full queue is lost, which breaks the promise that every work request
-//! completes (C2). So the queue is marked *overrun*, takes no more, and every queue pair that uses it
-//! goes to the error state (IBA 10.10.4). Its contents can still be polled.
+//! A completion that arrives at a full queue is lost, which breaks the promise that every work
+//! request completes (C2). So the queue is marked *overrun*, takes no more, and every queue pair
+//! that uses it goes to the error state (IBA 10.10.4). Its contents can still be polled.
 //!
-//! Completions of a queue pair that is reset or destroyed are purged, as NIC libraries do: the program
-//! has freed what their `wr_id` refers to. Notifications that they generated remain.
+//! Completions of a queue pair that is reset or destroyed are purged, as NIC libraries do: the
+//! program has freed what their `wr_id` refers to. Notifications that they generated remain.
 //!
-//! An *armed* queue generates one notification, for a completion of the requested kind, and is disarmed
-//! by it. A completion that arrived while the queue was not armed generates one when the queue is armed
-//! next, if it has not been polled by then: a program may poll, arm and sleep in any order. Each
-//! completion generates at most one notification: programs that arm before they poll, and take one
-//! completion for each event (perftest does), are not woken in vain. A notification that has not been
-//! taken yet covers later ones too.
+//! An *armed* queue generates one notification, for a completion of the requested kind, and is
+//! disarmed by it. A completion that arrived while the queue was not armed generates one when the
+//! queue is armed next, if it has not been polled by then: a program may poll, arm and sleep in any
+//! order. Each completion generates at most one notification: programs that arm before they poll,
+//! and take one completion for each event (perftest does), are not woken in vain. A notification
+//! that has not been taken yet covers later ones too.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -190,8 +190,8 @@ impl CqTable {
         Ok(())
     }
 
-    /// Requests a notification, immediately if a matching completion is in the queue. Of two requests,
-    /// the one that matches more completions takes effect.
+    /// Requests a notification, immediately if a matching completion is in the queue. Of two
+    /// requests, the one that matches more completions takes effect.
     pub(crate) fn arm(&mut self, cq: CqId, solicited_only: bool) -> Result<(), VerbsError> {
         let queue = self.slab.get_mut(cq.0).ok_or(VerbsError::NoCq(cq.0))?;
         let wanted = if solicited_only { Armed::Solicited } else { Armed::Next };

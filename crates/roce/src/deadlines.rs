@@ -1,8 +1,10 @@
-//! The next deadline among many queue pairs: a binary heap that tracks the position of each queue pair.
+//! The next deadline among many queue pairs: a binary heap that tracks the position of each queue
+//! pair.
 //!
 //! A running transport moves deadlines far more often than they expire, so an entry is moved in
 //! place instead of leaving stale ones behind: [`Deadlines::earliest`] is exact, and the heap never
-//! holds more than one entry per queue pair. Ties go to the lower slot, which keeps runs replayable.
+//! holds more than one entry per queue pair. Ties go to the lower slot, which keeps runs
+//! replayable.
 
 use alloc::vec::Vec;
 

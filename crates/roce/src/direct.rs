@@ -1,28 +1,31 @@
 //! Requests between processes of one machine that are carried out without packets.
 //!
-//! Where the initiator can reach the peer's memory itself, an RDMA WRITE, READ or atomic needs no packet. The
-//! rule that keeps the semantics in one place: a request is carried out directly only if it can succeed
-//! completely now. Anything else (a doubt, a check that fails, a request before it that is not
-//! done) goes as packets, so that every error, NAK and retry comes from the one protocol machine. A
-//! refusal is therefore never an error, only a reason.
+//! Where the initiator can reach the peer's memory itself, an RDMA WRITE, READ or atomic needs no
+//! packet. The rule that keeps the semantics in one place: a request is carried out directly only
+//! if it can succeed completely now. Anything else (a doubt, a check that fails, a request before
+//! it that is not done) goes as packets, so that every error, NAK and retry comes from the one
+//! protocol machine. A refusal is therefore never an error, only a reason.
 //!
-//! What a local peer publishes about its queue pairs and regions are *descriptors*. [`admit`] decides from
-//! them as the peer's responder would: the two ends name each other, the peer serves requests, the key
-//! is that of a region of the queue pair's domain, with the right and the bytes. Descriptors come from another
-//! process: they are compared, and nothing in this process is addressed by them.
+//! What a local peer publishes about its queue pairs and regions are *descriptors*. [`admit`]
+//! decides from them as the peer's responder would: the two ends name each other, the peer serves
+//! requests, the key is that of a region of the queue pair's domain, with the right and the bytes.
+//! Descriptors come from another process: they are compared, and nothing in this process is
+//! addressed by them.
 //!
-//! Requests on one queue pair stay in order because one is direct only when its send queue is empty:
-//! all before it are acknowledged, or were direct. Where a program keeps the queue full, requests wait
-//! behind the packets before them, and are carried out when those are acknowledged.
+//! Requests on one queue pair stay in order because one is direct only when its send queue is
+//! empty: all before it are acknowledged, or were direct. Where a program keeps the queue full,
+//! requests wait behind the packets before them, and are carried out when those are acknowledged.
 //!
-//! A small SEND is *handed over*: its bytes go into memory that both processes share, and the local peer takes them into a
-//! receive ([`Endpoint::handle_message`](crate::endpoint::Endpoint::handle_message)) or refuses them. Its completion waits for
-//! this [`MessageAck`]. A refused message, and those behind it, which the local peer refuses too, are sent again as packets: a
-//! missing receive, one that is too small and a connection that has failed are the protocol machine's.
+//! A small SEND is *handed over*: its bytes go into memory that both processes share, and the local
+//! peer takes them into a receive
+//! ([`Endpoint::handle_message`](crate::endpoint::Endpoint::handle_message)) or refuses them. Its
+//! completion waits for this [`MessageAck`]. A refused message, and those behind it, which the
+//! local peer refuses too, are sent again as packets: a missing receive, one that is too small and
+//! a connection that has failed are the protocol machine's.
 //!
-//! A long request is carried out in parts, so that other threads get the endpoint in between. Each part is admitted anew, and
-//! for the whole request: the peer's program may take its memory back at any time, and no byte of a request that reaches
-//! beyond its region lands.
+//! A long request is carried out in parts, so that other threads get the endpoint in between. Each
+//! part is admitted anew, and for the whole request: the peer's program may take its memory back at
+//! any time, and no byte of a request that reaches beyond its region lands.
 
 use core::net::IpAddr;
 
@@ -33,8 +36,9 @@ use crate::memory::sg::{Extent, Placement};
 use crate::verbs::{Access, Path, PdId, Qpn, SendOp};
 use crate::wire::Psn;
 
-/// Most bytes that are copied at a time, with the endpoint locked: about half a millisecond. The post of a longer request
-/// copies nothing; it is carried out in parts of a budget, [`Endpoint::carry_out_held`](crate::endpoint::Endpoint::carry_out_held).
+/// Most bytes that are copied at a time, with the endpoint locked: about half a millisecond. The
+/// post of a longer request copies nothing; it is carried out in parts of a budget,
+/// [`Endpoint::carry_out_held`](crate::endpoint::Endpoint::carry_out_held).
 pub const MAX_DIRECT_BYTES: u32 = 4 << 20;
 
 /// Longest SEND that is handed over; longer ones are packets.
@@ -52,7 +56,8 @@ pub enum DirectKind {
 }
 
 impl DirectKind {
-    /// What a request does, and to which remote address with which key; `None` if it is never direct.
+    /// What a request does, and to which remote address with which key; `None` if it is never
+    /// direct.
     pub(crate) fn of(op: &SendOp) -> Option<(DirectKind, u64, u32)> {
         Some(match *op {
             SendOp::Write { remote_addr, rkey } => (DirectKind::Write, remote_addr, rkey),
@@ -95,7 +100,8 @@ pub struct DirectRequest<'a> {
     pub remote_addr: u64,
     /// Length in bytes, never 0.
     pub len: u32,
-    /// The bytes of it to carry out now, at least one. Earlier ones are done; an atomic has one part.
+    /// The bytes of it to carry out now, at least one. Earlier ones are done; an atomic has one
+    /// part.
     pub part: Extent,
     /// Where the bytes of the part are, or go, on this side: checked.
     pub local: &'a [Placement],
@@ -172,9 +178,11 @@ pub enum Posted {
     Done,
     /// It is queued as packets.
     Queued,
-    /// It waits for the packets before it: [`Endpoint::carry_out_held`](crate::endpoint::Endpoint::carry_out_held).
+    /// It waits for the packets before it:
+    /// [`Endpoint::carry_out_held`](crate::endpoint::Endpoint::carry_out_held).
     Held,
-    /// It is handed over: [`Endpoint::handle_message_ack`](crate::endpoint::Endpoint::handle_message_ack).
+    /// It is handed over:
+    /// [`Endpoint::handle_message_ack`](crate::endpoint::Endpoint::handle_message_ack).
     HandedOver,
 }
 
@@ -187,7 +195,8 @@ pub struct MessageHeader {
     pub dest: Qpn,
     /// First PSN of the sender's connection: tells connections of the same two queue pairs apart.
     pub first_psn: Psn,
-    /// Number of the sender's round. A round ends when a message of it is refused; the receiver refuses all others of it.
+    /// Number of the sender's round. A round ends when a message of it is refused; the receiver
+    /// refuses all others of it.
     pub round: u32,
     /// Immediate data.
     pub imm: Option<u32>,
@@ -229,18 +238,19 @@ pub enum MessageAck {
 }
 
 /// Which sends of a queue pair wait from their post on, until
-/// [`Endpoint::carry_out_held`](crate::endpoint::Endpoint::carry_out_held): for a program whose driver carries them out
-/// in bounded pieces.
+/// [`Endpoint::carry_out_held`](crate::endpoint::Endpoint::carry_out_held): for a program whose
+/// driver carries them out in bounded pieces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Holding {
-    /// None, except behind a run of requests that only the packets before them kept from being direct.
+    /// None, except behind a run of requests that only the packets before them kept from being
+    /// direct.
     #[default]
     Runs,
     /// All.
     All,
-    /// All, with relaxed order: a WRITE without a completion waits for its turn, but not for the acknowledgements of the
-    /// SENDs before it. For programs whose WRITEs never touch what an earlier SEND announces. Otherwise each SEND
-    /// between two WRITEs costs a round trip.
+    /// All, with relaxed order: a WRITE without a completion waits for its turn, but not for the
+    /// acknowledgements of the SENDs before it. For programs whose WRITEs never touch what an
+    /// earlier SEND announces. Otherwise each SEND between two WRITEs costs a round trip.
     Relaxed,
 }
 
@@ -255,13 +265,14 @@ pub enum Backlog {
     Ready,
 }
 
-/// Reaches the memory of neighbours.
+/// Reaches the memory of local peers.
 pub trait Direct {
     /// Whether the queue pair is connected to a local peer whose memory can be used in this way.
     fn reaches(&self, qpn: Qpn, kind: DirectKind) -> bool;
 
-    /// Carries out the part of the request now, the last bytes of a WRITE last, or refuses the request. A refused one may
-    /// have copied some bytes, and is then executed again as packets, all of it. An atomic that is refused has changed nothing.
+    /// Carries out the part of the request now, the last bytes of a WRITE last, or refuses the
+    /// request. A refused one may have copied some bytes, and is then executed again as packets,
+    /// all of it. An atomic that is refused has changed nothing.
     ///
     /// # Errors
     /// Why it goes as packets.
@@ -270,7 +281,8 @@ pub trait Direct {
     /// Whether the queue pair is connected to a local peer that takes messages.
     fn takes_messages(&self, qpn: Qpn) -> bool;
 
-    /// Hands a message over. The acknowledgements on the messages of a queue pair come in their order.
+    /// Hands a message over. The acknowledgements on the messages of a queue pair come in their
+    /// order.
     ///
     /// # Errors
     /// Why it goes as packets; [`DirectRefusal::Full`] where there will be room.
@@ -280,8 +292,9 @@ pub trait Direct {
 /// Bytes of a cache line: the end of a WRITE that a program may poll.
 const LINE: u64 = 64;
 
-/// The parts of a WRITE of `len` bytes from `first` on, each as its first byte and its length, in the order in which
-/// they have to land: the last cache line last, so that a program that polls the last byte then sees all others.
+/// The parts of a WRITE of `len` bytes from `first` on, each as its first byte and its length, in
+/// the order in which they have to land: the last cache line last, so that a program that polls the
+/// last byte then sees all others.
 pub fn landing_order(first: u64, len: u64) -> ArrayVec<(u64, u64), 2> {
     let Some(last) = len.checked_sub(1).map(|before| first + before) else {
         return ArrayVec::new();
@@ -291,8 +304,8 @@ pub fn landing_order(first: u64, len: u64) -> ArrayVec<(u64, u64), 2> {
     parts.into_iter().filter(|(_, len)| *len > 0).collect()
 }
 
-/// Whether the peer would execute the request, judged by its descriptors. Returns the first byte of the part in the peer's
-/// memory.
+/// Whether the peer would execute the request, judged by its descriptors. Returns the first byte of
+/// the part in the peer's memory.
 ///
 /// # Errors
 /// Why it goes as packets.
@@ -319,7 +332,8 @@ pub fn admit(
     let first = region.backing.checked_add(offset).ok_or(DirectRefusal::Region)?;
     let holds = len > 0 && offset <= region.len && len <= region.len - offset;
     let exists = first.checked_add(len).is_some();
-    // The rule applies to the address that was sent (IBA 9.4.5); the processor's atomics need the other aligned.
+    // The rule applies to the address that was sent (IBA 9.4.5); the processor's atomics need the
+    // other aligned.
     let is_atomic = matches!(request.kind, DirectKind::Atomic(_));
     let is_aligned = !is_atomic || (request.remote_addr | first).is_multiple_of(8);
     if !holds || !exists || !is_aligned {

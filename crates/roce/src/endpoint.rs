@@ -6,8 +6,9 @@
 //!
 //! The work per packet is bounded and independent of the number of queue pairs: a packet finds its
 //! queue pair by index, queue pairs with something to send are in a queue, and deadlines in a heap.
-//! Nothing is allocated after a queue pair has been created and connected, but for the telemetry that one returns, the
-//! order of senders whose windows are advertised, and what selective repeat keeps of more packets and READs than ever before.
+//! Nothing is allocated after a queue pair has been created and connected, but for the telemetry
+//! that one returns, the order of senders whose windows are advertised, and what selective repeat
+//! keeps of more packets and READs than ever before.
 
 mod device;
 
@@ -92,8 +93,8 @@ pub struct EndpointConfig {
     pub max_qp_wr: u32,
     /// Most packets of one queue pair in a row while others wait, at least 1.
     pub burst_packets: u32,
-    /// High 8 bits of every queue pair number, if not 0: distinguishes endpoints that share an address.
-    /// `max_qps` is then at most 2^12.
+    /// High 8 bits of every queue pair number, if not 0: distinguishes endpoints that share an
+    /// address. `max_qps` is then at most 2^12.
     pub qpn_prefix: u8,
     /// Largest path MTU of the wire, and the longest datagram.
     pub mtu: Mtu,
@@ -117,7 +118,8 @@ impl Default for EndpointConfig {
     }
 }
 
-/// Returns how many of this number of packets of a service the wire admits on a path to a queue pair.
+/// Returns how many of this number of packets of a service the wire admits on a path to a queue
+/// pair.
 pub(crate) type Admits<'a> = dyn FnMut(&Path, Qpn, Transport, usize) -> usize + 'a;
 
 /// A packet that a queue pair puts out, built in place.
@@ -173,16 +175,17 @@ struct QpEntry {
 /// In: [`handle_packet`](Endpoint::handle_packet) for each packet that arrived,
 /// [`handle_timeout`](Endpoint::handle_timeout) at the time that
 /// [`poll_timeout`](Endpoint::poll_timeout) returned, and the verbs
-/// ([`Device`](crate::verbs::device::Device)) at any time. Time never goes backwards from call to call.
+/// ([`Device`](crate::verbs::device::Device)) at any time. Time never goes backwards from call to
+/// call.
 ///
-/// Out: after any of these, [`poll_transmit`](Endpoint::poll_transmit) until it returns `None`; then
-/// `poll_timeout` for the next deadline, and [`poll_cq`](Endpoint::poll_cq) for completions.
+/// Out: after any of these, [`poll_transmit`](Endpoint::poll_transmit) until it returns `None`;
+/// then `poll_timeout` for the next deadline, and [`poll_cq`](Endpoint::poll_cq) for completions.
 ///
 /// Two rules concern memory, as this type handles only addresses:
 /// - the placements that `handle_packet` returns are filled before the next call, so that no
 ///   completion is seen before its data;
-/// - a [`Transmit`] is turned into bytes, or at least its memory is borrowed, before the next call that
-///   changes the endpoint other than `poll_transmit`: such a call may deregister the region.
+/// - a [`Transmit`] is turned into bytes, or at least its memory is borrowed, before the next call
+///   that changes the endpoint other than `poll_transmit`: such a call may deregister the region.
 ///
 /// [`world::turn`](crate::world::turn) keeps this order.
 #[derive(Debug)]
@@ -198,9 +201,11 @@ pub struct Endpoint {
     qps: Slab<QpEntry>,
     /// Slots of queue pairs that may have something to send.
     ready: VecDeque<u32>,
-    /// Packets left in the turn of the queue pair at the front of `ready`; 0 before its turn begins.
+    /// Packets left in the turn of the queue pair at the front of `ready`; 0 before its turn
+    /// begins.
     turn_left: u32,
-    /// Packets that the wire has admitted for it and that were not made yet, and how many to ask for next.
+    /// Packets that the wire has admitted for it and that were not made yet, and how many to ask
+    /// for next.
     granted: u32,
     ask_for: u32,
     /// Slots of queue pairs whose destinations admit nothing, and when to query the wire again.
@@ -211,7 +216,8 @@ pub struct Endpoint {
     advertiser: Advertiser,
     counters: Counters,
     past_errors: VecDeque<LastError>,
-    /// Messages handed to local peers and without an acknowledgement, and when the driver last looked for one.
+    /// Messages handed to local peers and without an acknowledgement, and when the driver last
+    /// looked for one.
     handed_over: u64,
     looked_at: Time,
     /// Responses gathered before they are sent.
@@ -296,8 +302,8 @@ impl Endpoint {
         self.cqs.overrun(cq)
     }
 
-    /// A new queue pair, in state RESET: receives may be posted, and it can be connected. `max_recv_wr`
-    /// is ignored when it uses a shared receive queue.
+    /// A new queue pair, in state RESET: receives may be posted, and it can be connected.
+    /// `max_recv_wr` is ignored when it uses a shared receive queue.
     pub fn create_qp(&mut self, config: QpConfig) -> Result<Qpn, VerbsError> {
         self.pds.check(config.pd)?;
         self.cqs.exists(config.send_cq)?;
@@ -359,8 +365,8 @@ impl Endpoint {
     /// Changes state and attributes of a queue pair (IBA 11.2.4.2).
     ///
     /// Going to RESET discards all work without completions, and unpolled completions, as
-    /// [`destroy_qp`](Endpoint::destroy_qp) does; going to ERROR completes all work as flushed. Without
-    /// the state in the mask, attributes are set within the current state.
+    /// [`destroy_qp`](Endpoint::destroy_qp) does; going to ERROR completes all work as flushed.
+    /// Without the state in the mask, attributes are set within the current state.
     ///
     /// # Errors
     /// [`VerbsError::Transition`] when the transition is not legal, an attribute that it needs is
@@ -413,8 +419,8 @@ impl Endpoint {
 
     // ---- memory --------------------------------------------------------------------------------
 
-    /// Registers `len` bytes at `backing` in [`Memory`](crate::world::Memory). Work requests and the
-    /// peer address them from `addr` on.
+    /// Registers `len` bytes at `backing` in [`Memory`](crate::world::Memory). Work requests and
+    /// the peer address them from `addr` on.
     pub fn register_at(
         &mut self,
         pd: PdId,
@@ -473,9 +479,9 @@ impl Endpoint {
         self.events.poll()
     }
 
-    /// Arms a completion queue: the next completion (or the next solicited one, or error) generates one
-    /// notification, returned by [`poll_notified`](Endpoint::poll_notified). An unpolled completion
-    /// generates it immediately.
+    /// Arms a completion queue: the next completion (or the next solicited one, or error) generates
+    /// one notification, returned by [`poll_notified`](Endpoint::poll_notified). An unpolled
+    /// completion generates it immediately.
     pub fn req_notify(&mut self, cq: CqId, solicited_only: bool) -> Result<(), VerbsError> {
         self.cqs.arm(cq, solicited_only)
     }
@@ -579,7 +585,8 @@ impl Endpoint {
         self.qps.iter().map(|entry| entry.qp.report(&entry.counters))
     }
 
-    /// How far a reliable connection has come and what it may send now; `None` for others, and before it is connected.
+    /// How far a reliable connection has come and what it may send now; `None` for others, and
+    /// before it is connected.
     pub fn progress(&self, qpn: Qpn) -> Option<QpProgress> {
         self.entry(qpn).ok()?.qp.progress()
     }
@@ -673,7 +680,8 @@ impl Endpoint {
         }
     }
 
-    /// Takes what switches have written into a packet for the queue pair `qpn`, before the packet itself.
+    /// Takes what switches have written into a packet for the queue pair `qpn`, before the packet
+    /// itself.
     pub(crate) fn handle_telemetry(
         &mut self,
         qpn: Qpn,
@@ -690,11 +698,13 @@ impl Endpoint {
         }
     }
 
-    /// The control plane of the network reports the longest queue on the way of a connection's packets. It is heard in the
-    /// state RTS, by congestion controls that have no better signal where nothing is marked: DCQCN and by delay.
+    /// The control plane of the network reports the longest queue on the way of a connection's
+    /// packets. It is heard in the state RTS, by congestion controls that have no better signal
+    /// where nothing is marked: DCQCN and by delay.
     ///
     /// # Errors
-    /// When nothing is to be made of it; the queue pair goes on as before, and `watermarks_refused` counts.
+    /// When nothing is to be made of it; the queue pair goes on as before, and `watermarks_refused`
+    /// counts.
     pub fn handle_watermark(
         &mut self,
         qpn: Qpn,
@@ -717,7 +727,8 @@ impl Endpoint {
         heard
     }
 
-    /// The reliable connections that send: the queue pair, the path of its packets, and the queue pair at its end.
+    /// The reliable connections that send: the queue pair, the path of its packets, and the queue
+    /// pair at its end.
     pub fn connections(&self) -> impl Iterator<Item = (Qpn, Path, Qpn)> {
         let connected =
             |qp: &&Qp| qp.transport() == Transport::Rc && matches!(qp.state(), QpState::Rts);
@@ -727,7 +738,8 @@ impl Endpoint {
         })
     }
 
-    /// With [`Bug::TelemetryOfOtherFlow`], the queue pair that gets what is for the one in this slot.
+    /// With [`Bug::TelemetryOfOtherFlow`], the queue pair that gets what is for the one in this
+    /// slot.
     fn other_flow(&self, slot: Option<u32>) -> Option<u32> {
         let has_telemetry = |&other: &u32| {
             let entry = self.qps.at(other).filter(|_| Some(other) != slot);
@@ -808,8 +820,8 @@ impl Endpoint {
         output.into_transmit()
     }
 
-    /// Puts the next packet to a destination that admits it into `output`; false if there is none. Queue pairs whose
-    /// destinations admit nothing are parked until [`unpark`](Endpoint::unpark).
+    /// Puts the next packet to a destination that admits it into `output`; false if there is none.
+    /// Queue pairs whose destinations admit nothing are parked until [`unpark`](Endpoint::unpark).
     pub(crate) fn poll_admitted(
         &mut self,
         now: Time,
@@ -864,8 +876,8 @@ impl Endpoint {
 
     /// Begins or continues the turn of a queue pair; `false` if its destination admits nothing.
     ///
-    /// The wire is asked for one packet, then for two, four and so on: a queue pair with one small message
-    /// takes no room from others, and one with long messages asks seldom.
+    /// The wire is asked for one packet, then for two, four and so on: a queue pair with one small
+    /// message takes no room from others, and one with long messages asks seldom.
     fn take_turn(&mut self, slot: u32, admits: &mut Admits<'_>) -> bool {
         let Some(QpEntry { qp, .. }) = self.qps.at(slot) else {
             return true;
@@ -918,22 +930,23 @@ impl Endpoint {
         self.ready.is_empty() && self.parked.is_empty() && self.outbox.len() == 0
     }
 
-    /// Sets how long queue pairs stay parked: to the wire's next wake-up, or the next turn if it has
-    /// none.
+    /// Sets how long queue pairs stay parked: to the wire's next wake-up, or the next turn if it
+    /// has none.
     pub(crate) fn park_until(&mut self, now: Time, at: Option<Time>) {
         let is_waiting = !self.parked.is_empty() || self.outbox.len() > 0;
         self.parked_until = is_waiting.then(|| at.unwrap_or(now));
     }
 
-    /// The next destination of every queue pair that has something to send and is waiting for its turn or
-    /// for the wire.
+    /// The next destination of every queue pair that has something to send and is waiting for its
+    /// turn or for the wire.
     pub fn waiting_paths(&self) -> impl Iterator<Item = Path> {
         let waiting = self.ready.iter().chain(&self.parked).filter_map(|&slot| self.qps.at(slot));
         let waiting = waiting.filter(|entry| entry.qp.wants_to_send());
         waiting.filter_map(|entry| entry.qp.next_destination()).map(|(path, _)| path)
     }
 
-    /// The wire has room again, sooner than it said: the next turn queries it for parked queue pairs.
+    /// The wire has room again, sooner than it said: the next turn queries it for parked queue
+    /// pairs.
     pub fn readmit(&mut self, now: Time) {
         self.parked_until = self.parked_until.map(|at| at.min(now));
     }
@@ -1000,7 +1013,8 @@ impl Endpoint {
         self.regions.deregister(lkey)
     }
 
-    /// Queues a send work request: one of a batch of [`Device::post_send`](crate::verbs::device::Device).
+    /// Queues a send work request: one of a batch of
+    /// [`Device::post_send`](crate::verbs::device::Device).
     pub fn post_send(&mut self, now: Time, qpn: Qpn, wr: SendWr) -> Result<(), VerbsError> {
         self.on_qp(now, qpn, |qp, cx| qp.post_send(cx, wr))
     }
@@ -1016,9 +1030,9 @@ impl Endpoint {
         self.on_qp(now, qpn, |qp, cx| qp.post_direct(cx, &mut wr, direct))
     }
 
-    /// Carries out requests that were held ([`Posted::Held`]), once the packets before them are acknowledged.
-    /// What is refused then is sent as packets. One may begin while `budget` has a byte left; the bytes of each
-    /// are taken off it.
+    /// Carries out requests that were held ([`Posted::Held`]), once the packets before them are
+    /// acknowledged. What is refused then is sent as packets. One may begin while `budget` has a
+    /// byte left; the bytes of each are taken off it.
     pub fn carry_out_held(
         &mut self,
         now: Time,
@@ -1035,8 +1049,9 @@ impl Endpoint {
         done.unwrap_or(Backlog::Empty)
     }
 
-    /// A message that a local peer hands over, from the process with this address. Puts where its bytes go into `delivery`;
-    /// they are placed before the next call. Returns false if it is refused: nothing is placed then.
+    /// A message that a local peer hands over, from the process with this address. Puts where its
+    /// bytes go into `delivery`; they are placed before the next call. Returns false if it is
+    /// refused: nothing is placed then.
     pub fn handle_message(
         &mut self,
         delivery: &mut Delivery,
@@ -1052,8 +1067,8 @@ impl Endpoint {
         taken == Some(true)
     }
 
-    /// What a local peer has made of a message that was handed over. Those of a queue pair come in order; of others, which
-    /// it has forgotten since, nothing is expected any more.
+    /// What a local peer has made of a message that was handed over. Those of a queue pair come in
+    /// order; of others, which it has forgotten since, nothing is expected any more.
     pub fn handle_message_ack(&mut self, now: Time, handed: Handed, ack: MessageAck) {
         if let Some(slot) = self.qps.find(handed.source.get()) {
             let unused = &mut Delivery::default();
@@ -1073,7 +1088,8 @@ impl Endpoint {
         self.looked_at = now;
     }
 
-    /// When a driver that nobody wakes looks for acknowledgements again: a local peer that has ended wakes nobody.
+    /// When a driver that nobody wakes looks for acknowledgements again: a local peer that has
+    /// ended wakes nobody.
     pub(crate) fn message_acks_due(&self) -> Option<Time> {
         self.awaits_message_acks().then(|| self.looked_at + ACK_INTERVAL)
     }
@@ -1088,9 +1104,9 @@ impl Endpoint {
         self.entry(qpn).is_ok_and(|entry| entry.qp.has_held())
     }
 
-    /// Chooses which sends of a queue pair wait for [`carry_out_held`](Endpoint::carry_out_held). With
-    /// [`Holding::Runs`] those that wait become packets, as all later ones do; behind messages that were handed over they go
-    /// on waiting.
+    /// Chooses which sends of a queue pair wait for [`carry_out_held`](Endpoint::carry_out_held).
+    /// With [`Holding::Runs`] those that wait become packets, as all later ones do; behind messages
+    /// that were handed over they go on waiting.
     ///
     /// # Errors
     /// When the queue pair does not exist.
@@ -1114,7 +1130,8 @@ impl Endpoint {
         Some(QpDescriptor { qpn, dest_qp, pd, own, peer, access, serves, serves_reads })
     }
 
-    /// Queues a receive work request: one of a batch of [`Device::post_recv`](crate::verbs::device::Device).
+    /// Queues a receive work request: one of a batch of
+    /// [`Device::post_recv`](crate::verbs::device::Device).
     pub fn post_recv(&mut self, now: Time, qpn: Qpn, wr: RecvWr) -> Result<(), VerbsError> {
         self.on_qp(now, qpn, |qp, cx| qp.post_recv(cx, wr))
     }
@@ -1133,8 +1150,8 @@ impl Endpoint {
         self.cqs.has_entry(cq)
     }
 
-    /// Whether acknowledgements are all that is to be sent, and none of them reports a loss: they may wait for the
-    /// program's reply.
+    /// Whether acknowledgements are all that is to be sent, and none of them reports a loss: they
+    /// may wait for the program's reply.
     pub fn owes_only_acks(&self) -> bool {
         let waits = |&slot: &u32| self.qps.at(slot).is_none_or(|entry| entry.qp.owes_only_ack());
         self.parked.is_empty()

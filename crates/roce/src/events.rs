@@ -1,8 +1,8 @@
 //! Asynchronous events (IBA 11.6.3), queued until the program polls them.
 //!
-//! An event that is already queued is not queued twice: the second adds no information. So the queue is
-//! bounded by the kinds of events times the objects that exist, and a peer cannot make it grow beyond
-//! that. Events of an object are removed when it is destroyed.
+//! An event that is already queued is not queued twice: the second adds no information. So the
+//! queue is bounded by the kinds of events times the objects that exist, and a peer cannot make it
+//! grow beyond that. Events of an object are removed when it is destroyed.
 
 use alloc::collections::{BTreeSet, VecDeque};
 

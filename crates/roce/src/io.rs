@@ -1,7 +1,7 @@
 //! The lower seam: what carries packets, and what holds the bytes of registered memory.
 //!
-//! A [`Wire`] carries whole RoCE packets: it handles IP, UDP and the ICRC, because the ICRC covers IP
-//! fields that only the wire has. A [`Memory`] turns the addresses in work requests into bytes.
+//! A [`Wire`] carries whole RoCE packets: it handles IP, UDP and the ICRC, because the ICRC covers
+//! IP fields that only the wire has. A [`Memory`] turns the addresses in work requests into bytes.
 //!
 //! The endpoint may not enter: what joins it to both is in [`world`](crate::world).
 
@@ -26,8 +26,8 @@ pub const BURST_PACKETS: usize = 128;
 /// Where a packet came from, according to its IP and UDP headers, or its GRH.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Origin {
-    /// The sender: source address and UDP source port. A RoCEv1 packet has the address in its source GID, and no port:
-    /// 4791.
+    /// The sender: source address and UDP source port. A RoCEv1 packet has the address in its
+    /// source GID, and no port: 4791.
     pub source: SocketAddr,
     /// Address it was sent to: one of ours, or a multicast group.
     pub dest: IpAddr,
@@ -39,7 +39,8 @@ pub struct Origin {
     pub ecn: Ecn,
     /// Time to live, or hop limit; 0 when the wire cannot see it.
     pub hop_limit: u8,
-    /// Of a RoCEv1 packet: the first word of its GRH, in the order of the host. Never zero, because the version is 6.
+    /// Of a RoCEv1 packet: the first word of its GRH, in the order of the host. Never zero, because
+    /// the version is 6.
     pub version_tclass_flow: Option<NonZeroU32>,
 }
 
@@ -66,7 +67,8 @@ pub struct TxFrame<'a> {
     pub telemetry: Telemetry,
 }
 
-/// The [telemetry header](crate::wire::telemetry) of a packet to send. Only connections whose ends have agreed on it have one.
+/// The [telemetry header](crate::wire::telemetry) of a packet to send. Only connections whose ends
+/// have agreed on it have one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Telemetry {
     /// None.
@@ -101,7 +103,8 @@ impl Payload<'_> {
         self.len() == 0
     }
 
-    /// Copies the payload into all of `into`, which has its length, from `memory` where it is registered memory.
+    /// Copies the payload into all of `into`, which has its length, from `memory` where it is
+    /// registered memory.
     pub fn copy_to(&self, into: &mut [u8], memory: &dyn Memory) {
         match self {
             Payload::Gather(pieces) => gather(pieces, memory, into),
@@ -159,20 +162,20 @@ pub struct RxFrame<'a> {
 ///
 /// No method has a default: a wrapper that forgot one would disable it silently.
 pub trait Wire {
-    /// Sends the frames in order, payload gathered from `memory`. A wire may lose packets, so nothing
-    /// is returned; a wire that is full counts what it dropped. A wire whose switches stamp nothing leaves telemetry
-    /// headers out.
+    /// Sends the frames in order, payload gathered from `memory`. A wire may lose packets, so
+    /// nothing is returned; a wire that is full counts what it dropped. A wire whose switches stamp
+    /// nothing leaves telemetry headers out.
     fn send(&mut self, now: Time, frames: &[TxFrame<'_>], memory: &dyn Memory);
 
-    /// Passes the packets that have arrived to `sink`, a bounded number of them, and returns how many.
-    /// The wire counts and drops packets that do not parse or whose ICRC is wrong.
+    /// Passes the packets that have arrived to `sink`, a bounded number of them, and returns how
+    /// many. The wire counts and drops packets that do not parse or whose ICRC is wrong.
     fn receive(&mut self, now: Time, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize;
 
-    /// How many of `packets` packets on this path to the queue pair `dest` may be sent now: those that
-    /// the receiver has room for, as far as the wire knows. Admitted packets that are not sent by the
-    /// next `send` or `receive` lapse. After 0, query again at [`next_wakeup`](Wire::next_wakeup). A
-    /// wire without knowledge of its receivers admits all. Datagrams do not wait for a receiver that has
-    /// stopped: they are admitted, and lost.
+    /// How many of `packets` packets on this path to the queue pair `dest` may be sent now: those
+    /// that the receiver has room for, as far as the wire knows. Admitted packets that are not sent
+    /// by the next `send` or `receive` lapse. After 0, query again at
+    /// [`next_wakeup`](Wire::next_wakeup). A wire without knowledge of its receivers admits all.
+    /// Datagrams do not wait for a receiver that has stopped: they are admitted, and lost.
     fn admits(
         &mut self,
         now: Time,
@@ -185,9 +188,9 @@ pub trait Wire {
     /// When a destination that admitted nothing may do so again: nothing else wakes its senders.
     fn next_wakeup(&self) -> Option<Time>;
 
-    /// Whether packets on this path to the queue pair `dest` are unread, as far as the wire can know:
-    /// the receiver exists, but is not running, and so cannot respond. Queried when an ACK timer has
-    /// expired, never per packet. A receiver that has exited is not stalled.
+    /// Whether packets on this path to the queue pair `dest` are unread, as far as the wire can
+    /// know: the receiver exists, but is not running, and so cannot respond. Queried when an ACK
+    /// timer has expired, never per packet. A receiver that has exited is not stalled.
     fn is_stalled(&mut self, path: &Path, dest: Qpn) -> bool;
 }
 
@@ -196,16 +199,16 @@ pub trait Wire {
 pub enum MemoryKind {
     /// Bytes that this processor reads and writes.
     Host,
-    /// Nothing: gathered bytes are zero, scattered ones are discarded. For simulations that do not look
-    /// at payload.
+    /// Nothing: gathered bytes are zero, scattered ones are discarded. For simulations that do not
+    /// look at payload.
     Phantom,
 }
 
 /// Registered memory, by the addresses that regions were registered with.
 ///
 /// Bytes are copied in and out and never borrowed: programs and devices may access them at the same
-/// time. The endpoint only passes ranges inside registered regions; an implementation panics on others
-/// where it can tell, because then a check in this crate is broken (C3).
+/// time. The endpoint only passes ranges inside registered regions; an implementation panics on
+/// others where it can tell, because then a check in this crate is broken (C3).
 pub trait Memory {
     /// Copies the bytes from `addr` on into all of `into`.
     fn gather(&self, addr: u64, into: &mut [u8]);
@@ -277,7 +280,8 @@ impl AtomicOp {
         }
     }
 
-    /// Executes it on a word that others may change at the same time, and returns the original value.
+    /// Executes it on a word that others may change at the same time, and returns the original
+    /// value.
     pub fn execute(self, word: &AtomicU64) -> u64 {
         match self {
             AtomicOp::FetchAdd(add) => word.fetch_add(add, Ordering::SeqCst),
@@ -289,8 +293,8 @@ impl AtomicOp {
         }
     }
 
-    /// Executes it on a word in host byte order that nothing else accesses, and returns the original
-    /// value.
+    /// Executes it on a word in host byte order that nothing else accesses, and returns the
+    /// original value.
     pub fn apply_to(self, word: &mut [u8]) -> u64 {
         let mut original = [0; 8];
         original.copy_from_slice(word);

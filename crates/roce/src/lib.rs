@@ -2,8 +2,8 @@
 //!
 //! Nothing in here touches an operating system: no clock, no socket, no thread, no randomness. Time
 //! comes in as [`Time`], packets as parsed headers, and the work to do is returned by `poll_*`. The
-//! crate moves *descriptors*, never payload bytes (contract C1): the one loop in [`world`] places and
-//! gathers payload through the [`world::Memory`] it is given.
+//! crate moves *descriptors*, never payload bytes (contract C1): the one loop in [`world`] places
+//! and gathers payload through the [`world::Memory`] it is given.
 //!
 //! | module | what it holds |
 //! |---|---|
@@ -22,7 +22,8 @@
 //!
 //! A module uses only those above it; `cargo xtask check layers` enforces it.
 //!
-//! Numbers in the form "IBA 9.7.5" name sections of the InfiniBand Architecture Specification, volume 1.
+//! Numbers in the form "IBA 9.7.5" name sections of the InfiniBand Architecture Specification,
+//! volume 1.
 #![no_std]
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test fails by panicking"))]

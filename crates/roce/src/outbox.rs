@@ -1,13 +1,13 @@
 //! READ responses gathered before the requests behind them are executed.
 //!
-//! A READ is executed when its response packets are polled, which is when its bytes are read. A later
-//! request of the same queue pair may arrive in between, and must not change what the READ returns. So
-//! the responses are polled first and their bytes copied here; they are sent before anything polled
-//! later.
+//! A READ is executed when its response packets are polled, which is when its bytes are read. A
+//! later request of the same queue pair may arrive in between, and must not change what the READ
+//! returns. So the responses are polled first and their bytes copied here; they are sent before
+//! anything polled later.
 //!
 //! Each queue pair has a small share, so that one cannot starve the others, and little bypasses its
-//! congestion control. If a queue pair's outstanding responses exceed its share, the later request is
-//! held back.
+//! congestion control. If a queue pair's outstanding responses exceed its share, the later request
+//! is held back.
 //!
 //! This is state of [`turn`](crate::world::turn), kept in the endpoint because it outlives a call.
 
@@ -83,9 +83,10 @@ impl Outbox {
         self.packets.push(Gathered { qpn, path, headers, pad, payload: bytes, leaves: false });
     }
 
-    /// Chooses the packets to send now, at most a burst, and returns how many. `admits` is called for
-    /// each path and destination queue pair, oldest packet first. Behind a packet that was refused, no
-    /// other of its queue pair leaves, though its destination may have made room meanwhile.
+    /// Chooses the packets to send now, at most a burst, and returns how many. `admits` is called
+    /// for each path and destination queue pair, oldest packet first. Behind a packet that was
+    /// refused, no other of its queue pair leaves, though its destination may have made room
+    /// meanwhile.
     pub(crate) fn choose(&mut self, admits: &mut dyn FnMut(&Path, Qpn) -> bool) -> usize {
         let (mut chosen, mut refused) = (0, Vec::new());
         for packet in &mut self.packets {

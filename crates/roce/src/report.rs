@@ -1,12 +1,12 @@
 //! Reports on queue pairs, for troubleshooting.
 //!
-//! A completion says *that* a work request failed; the cause is spread over counters, timers and the
-//! peer's last response, and lost once the queue pair is flushed. So a queue pair that fails leaves a
-//! [`LastError`]: which packet, which peer, what it was waiting for. [`QpReport`] is the current state
-//! of a queue pair.
+//! A completion says *that* a work request failed; the cause is spread over counters, timers and
+//! the peer's last response, and lost once the queue pair is flushed. So a queue pair that fails
+//! leaves a [`LastError`]: which packet, which peer, what it was waiting for. [`QpReport`] is the
+//! current state of a queue pair.
 //!
-//! Plain values, copied out: they borrow nothing from the endpoint. Nothing here makes decisions, and
-//! the packet path does not come here before a failure.
+//! Plain values, copied out: they borrow nothing from the endpoint. Nothing here makes decisions,
+//! and the packet path does not come here before a failure.
 
 use core::fmt;
 use core::net::IpAddr;
@@ -100,8 +100,8 @@ pub struct LastError {
     pub peer: Option<Peer>,
     /// The packet in question: ours, or the peer's if that was refused.
     pub psn: Option<Psn>,
-    /// The last PSN of ours that the peer acknowledged. Only for reliable connections, after the first
-    /// acknowledgement.
+    /// The last PSN of ours that the peer acknowledged. Only for reliable connections, after the
+    /// first acknowledgement.
     pub acknowledged: Option<Psn>,
     /// The work request that failed, if any.
     pub wr_id: Option<u64>,
@@ -238,7 +238,8 @@ pub struct Flow {
     pub expected: Psn,
     /// Request packets in flight.
     pub in_flight_packets: u32,
-    /// Most request packets in flight now: the queue pair's own window, or that of congestion control if it is smaller.
+    /// Most request packets in flight now: the queue pair's own window, or that of congestion
+    /// control if it is smaller.
     pub window_packets: u32,
     /// The peer's receives.
     pub credits: Credits,
@@ -248,14 +249,16 @@ pub struct Flow {
     pub rnr_retries_left: u8,
 }
 
-/// How far a reliable connection has come and what it may send, at one moment: a sample of its congestion control.
+/// How far a reliable connection has come and what it may send, at one moment: a sample of its
+/// congestion control.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpProgress {
     /// Oldest PSN of ours that is not acknowledged.
     pub unacknowledged: Psn,
     /// Request packets in flight.
     pub in_flight_packets: u32,
-    /// Most request packets in flight now: the queue pair's own window, or that of congestion control if it is smaller.
+    /// Most request packets in flight now: the queue pair's own window, or that of congestion
+    /// control if it is smaller.
     pub window_packets: u32,
     /// The rate that congestion control or the program's limit allows now, in bits per second.
     pub rate_bps: Option<u64>,

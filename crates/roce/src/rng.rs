@@ -1,12 +1,12 @@
 //! The source of keys, queue pair numbers and initial PSNs.
 //!
-//! Anyone who knows the endpoint's seed can derive all of them, so it must be random where peers are
-//! hostile. PCG (`rand_pcg`) can be run backwards, so peers never see its output: initial PSNs are a
-//! SipHash of a counter ([`HashedCounter`]). Each kind of number has its own generator, seeded with a
-//! SipHash of the endpoint's seed.
+//! Anyone who knows the endpoint's seed can derive all of them, so it must be random where peers
+//! are hostile. PCG (`rand_pcg`) can be run backwards, so peers never see its output: initial PSNs
+//! are a SipHash of a counter ([`HashedCounter`]). Each kind of number has its own generator,
+//! seeded with a SipHash of the endpoint's seed.
 //!
-//! Numbers that grant access (remote keys, queue pair numbers) are encrypted by a [`Cipher`]: some of
-//! them do not help to guess the next, short of breaking the cipher. It is built for speed, not
+//! Numbers that grant access (remote keys, queue pair numbers) are encrypted by a [`Cipher`]: some
+//! of them do not help to guess the next, short of breaking the cipher. It is built for speed, not
 //! reviewed as a cipher, and no replacement for encryption on the wire.
 
 use rand_pcg::Pcg64;

@@ -52,7 +52,8 @@ pub enum Bug {
     ReportShifted,
     /// Requests are executed although READs before them are still being answered.
     ReadOvertaken,
-    /// A duplicate READ is executed as it is, whether or not it matches an executed one and is allowed.
+    /// A duplicate READ is executed as it is, whether or not it matches an executed one and is
+    /// allowed.
     DuplicateReadUnchecked,
     /// Arming a completion queue considers only later completions, not those already in it.
     ArmIgnoresWaiting,
@@ -104,7 +105,8 @@ pub enum Bug {
     CreditLeaked,
     /// When the last switch has its new routes, one packet is sent back to where it came from.
     LoopOnReroute,
-    /// A receiver returns the telemetry of one queue pair's packets with the acknowledgements of another.
+    /// A receiver returns the telemetry of one queue pair's packets with the acknowledgements of
+    /// another.
     TelemetryOfOtherFlow,
 }
 

@@ -3,14 +3,15 @@
 //! An id is `prefix | generation << index_bits | index`: the lookup is one array access and one
 //! comparison. The generations of a slot are a permutation of its own, so that ids of one slot look
 //! unrelated, and a stale id matches nothing until all generations have been used. Free slots are
-//! reused first in, first out, and only when many are free, which delays that further: 512, and more where
-//! few bits are left for generations. Beyond that the table grows with what it holds at a time, not with what
-//! it has ever held. Of 4,096 slots with ids of 16 bits all have to be free, so all are used before one is
-//! reused.
+//! reused first in, first out, and only when many are free, which delays that further: 512, and
+//! more where few bits are left for generations. Beyond that the table grows with what it holds at
+//! a time, not with what it has ever held. Of 4,096 slots with ids of 16 bits all have to be free,
+//! so all are used before one is reused.
 //!
-//! Ids that peers send back are encrypted: generation and index go through a [`Cipher`], so that no bit
-//! of an id can be predicted without its key. Most lookups skip the decryption: a small table has the
-//! slot that last got an id with the same low bits, and the slot says whether it is the right one.
+//! Ids that peers send back are encrypted: generation and index go through a [`Cipher`], so that no
+//! bit of an id can be predicted without its key. Most lookups skip the decryption: a small table
+//! has the slot that last got an id with the same low bits, and the slot says whether it is the
+//! right one.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -25,8 +26,8 @@ pub(crate) struct Slab<T> {
     layout: Layout,
     seed: u32,
     cipher: Option<Cipher>,
-    /// Slots by the low bits of their encrypted ids, the last of each kind: a power of two of them, which grows until no
-    /// two ids share a place or the table has its full size.
+    /// Slots by the low bits of their encrypted ids, the last of each kind: a power of two of them,
+    /// which grows until no two ids share a place or the table has its full size.
     shortcuts: Vec<u32>,
 }
 
@@ -34,12 +35,14 @@ pub(crate) struct Slab<T> {
 const MAX_SHORTCUTS: u32 = 1 << 12;
 const FIRST_SHORTCUTS: usize = 16;
 
-/// Free slots from which on they are reused before the table grows, where generations have 7 bits or more. With ids of 24
-/// bits and 4,096 slots they have 12, so an id returns after 512 * 4,094 other entries.
+/// Free slots from which on they are reused before the table grows, where generations have 7 bits
+/// or more. With ids of 24 bits and 4,096 slots they have 12, so an id returns after 512 * 4,094
+/// other entries.
 const MANY_FREE: usize = 1 << 9;
 
-/// With fewer bits, more slots have to be free, so that an id returns after about this many other entries. Two generations
-/// of each slot are illegal: with ids of 16 bits and 4,096 slots it returns after 4,096 * 14 = 57,344.
+/// With fewer bits, more slots have to be free, so that an id returns after about this many other
+/// entries. Two generations of each slot are illegal: with ids of 16 bits and 4,096 slots it
+/// returns after 4,096 * 14 = 57,344.
 const BEFORE_RETURN: usize = 1 << 16;
 
 #[derive(Debug)]
@@ -64,7 +67,8 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// Ids of `id_bits` bits for up to `limit` entries; at least four bits are left for generations.
+    /// Ids of `id_bits` bits for up to `limit` entries; at least four bits are left for
+    /// generations.
     pub(crate) fn new(limit: u32, id_bits: u32) -> Layout {
         let limit = limit.clamp(1, 1 << (id_bits - 4));
         let index_bits = (u32::BITS - (limit - 1).leading_zeros()).max(1);
@@ -106,8 +110,8 @@ impl Layout {
         id <= 1 || id == self.mask()
     }
 
-    /// Encrypts an id among those that are not reserved: a reserved image is encrypted again until the
-    /// result is not reserved.
+    /// Encrypts an id among those that are not reserved: a reserved image is encrypted again until
+    /// the result is not reserved.
     fn seal(self, cipher: &Cipher, id: u32) -> u32 {
         let mut image = cipher.seal(id & self.mask());
         while self.is_reserved(image) {
@@ -193,7 +197,8 @@ impl<T> Slab<T> {
         self.shortcuts[at] = index;
     }
 
-    /// Whether there is no shortcut for this id, or one that leads to the live entry of another slot.
+    /// Whether there is no shortcut for this id, or one that leads to the live entry of another
+    /// slot.
     fn is_taken(&self, id: u32, index: u32) -> bool {
         let low = id as usize & self.shortcuts.len().wrapping_sub(1);
         let there = self.shortcuts.get(low).filter(|&&there| there != index);

@@ -1,12 +1,12 @@
 //! Shared receive queues: receives used by several queue pairs (IBA 10.2.9).
 //!
-//! A receive belongs to the queue until a queue pair takes it for a message; from then on that queue
-//! pair completes it, or returns it if it took it ahead of its turn and failed. If the queue pair is
-//! reset or destroyed before the program has polled that completion, the receive returns to the front
-//! of the queue (NICs only free its slot, and the program never learns what became of its buffer). So
-//! the queue keeps what it has lent until then: at most as many receives as queue pairs and completion
-//! queues hold. The limit is one-shot: an event is raised when fewer receives than that are left, and
-//! the limit is 0 from then on.
+//! A receive belongs to the queue until a queue pair takes it for a message; from then on that
+//! queue pair completes it, or returns it if it took it ahead of its turn and failed. If the queue
+//! pair is reset or destroyed before the program has polled that completion, the receive returns to
+//! the front of the queue (NICs only free its slot, and the program never learns what became of its
+//! buffer). So the queue keeps what it has lent until then: at most as many receives as queue pairs
+//! and completion queues hold. The limit is one-shot: an event is raised when fewer receives than
+//! that are left, and the limit is 0 from then on.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -169,8 +169,8 @@ impl SrqTable {
         }
     }
 
-    /// Puts receives in front of all others, in the order given. Receives posted since they were taken
-    /// stay: the queue may then exceed its limit, by as many as were lent.
+    /// Puts receives in front of all others, in the order given. Receives posted since they were
+    /// taken stay: the queue may then exceed its limit, by as many as were lent.
     pub(crate) fn give_back(&mut self, srq_slots: impl DoubleEndedIterator<Item = SrqSlot>) {
         for srq_slot in srq_slots.rev() {
             if let Some(entry) = self.slab.get_mut(srq_slot.srq.0) {

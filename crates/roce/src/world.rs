@@ -1,7 +1,7 @@
 //! The one loop that joins an endpoint to its [`Wire`] and its [`Memory`].
 //!
-//! [`turn`] is the only code that uses both (C1): real drivers and simulated ones call it, so even the
-//! order of calls is shared.
+//! [`turn`] is the only code that uses both (C1): real drivers and simulated ones call it, so even
+//! the order of calls is shared.
 
 use core::net::IpAddr;
 
@@ -40,8 +40,8 @@ impl Progress {
 /// Most packets that one [`turn`] sends: a long message must not starve receiving.
 const MAX_SENT: usize = 2 * BURST_PACKETS;
 
-/// Receives once, handles expired timers, lets the program `work`, and sends what is pending, up to a
-/// bound. `work` returns whether it did anything.
+/// Receives once, handles expired timers, lets the program `work`, and sends what is pending, up to
+/// a bound. `work` returns whether it did anything.
 ///
 /// Call it again at once while it reports progress; otherwise when the wire has packets, when
 /// [`next_wakeup`] is due, or when work was posted.
@@ -58,8 +58,8 @@ pub fn turn<W: Wire, M: Memory>(
     Progress { received, sent, worked }
 }
 
-/// The first part of a [`turn`]: receives once and handles expired timers, and returns how many packets. For an
-/// application that needs the wire itself between this and [`send`].
+/// The first part of a [`turn`]: receives once and handles expired timers, and returns how many
+/// packets. For an application that needs the wire itself between this and [`send`].
 pub fn receive<W: Wire, M: Memory>(
     endpoint: &mut Endpoint,
     wire: &mut W,
@@ -71,8 +71,8 @@ pub fn receive<W: Wire, M: Memory>(
     received
 }
 
-/// The last part of a [`turn`]: sends what is pending, up to a bound, and returns how many packets. For a thread that
-/// has just posted something and does not want to wait for anything.
+/// The last part of a [`turn`]: sends what is pending, up to a bound, and returns how many packets.
+/// For a thread that has just posted something and does not want to wait for anything.
 pub fn send<W: Wire, M: Memory>(
     endpoint: &mut Endpoint,
     wire: &mut W,
@@ -106,7 +106,8 @@ pub fn next_wakeup(endpoint: &Endpoint) -> Option<Time> {
     others.into_iter().fold(endpoint.next_deadline(), earlier)
 }
 
-/// A message that a local peer hands over, from the process with this address. Returns whether it was taken.
+/// A message that a local peer hands over, from the process with this address. Returns whether it
+/// was taken.
 pub fn take_message<M: Memory>(
     endpoint: &mut Endpoint,
     memory: &mut M,
@@ -187,8 +188,8 @@ fn gather_answers<M: Memory>(
     endpoint.outbox = outbox;
 }
 
-/// Fills `pieces` with the bytes of `first`, then those of `then`, until they are full or the bytes run
-/// out.
+/// Fills `pieces` with the bytes of `first`, then those of `then`, until they are full or the bytes
+/// run out.
 fn place<M: Memory>(memory: &mut M, pieces: &[Placement], first: &[u8], then: &[u8]) {
     let mut sources = [first, then];
     for piece in pieces {
@@ -204,7 +205,8 @@ fn place<M: Memory>(memory: &mut M, pieces: &[Placement], first: &[u8], then: &[
     }
 }
 
-/// Sends gathered READ responses, as far as their destinations admit them. Their frames are not on the stack of other turns.
+/// Sends gathered READ responses, as far as their destinations admit them. Their frames are not on
+/// the stack of other turns.
 #[inline(never)]
 fn send_gathered<W: Wire, M: Memory>(
     endpoint: &mut Endpoint,
@@ -227,7 +229,8 @@ fn send_gathered<W: Wire, M: Memory>(
     sent
 }
 
-/// Sends up to [`BURST_PACKETS`] packets and returns how many. Their frames are not on the stack of turns that send none.
+/// Sends up to [`BURST_PACKETS`] packets and returns how many. Their frames are not on the stack of
+/// turns that send none.
 #[inline(never)]
 fn send_burst<W: Wire, M: Memory>(
     endpoint: &mut Endpoint,

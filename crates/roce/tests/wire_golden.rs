@@ -1,8 +1,8 @@
-//! Captures of the Linux kernel's soft-RoCE, and RoCEv1 packets built with scapy, decode, verify and encode again byte
-//! for byte.
+//! Captures of the Linux kernel's soft-RoCE, and RoCEv1 packets built with scapy, decode, verify
+//! and encode again byte for byte.
 //!
-//! The captures beside this file are always checked. `DQUANT_GOLDEN` may name a directory with more;
-//! without it, `shared/rxelab/golden` beside the workspace is used if it exists.
+//! The captures beside this file are always checked. `DQUANT_GOLDEN` may name a directory with
+//! more; without it, `shared/rxelab/golden` beside the workspace is used if it exists.
 
 use std::collections::BTreeMap;
 use std::fs;

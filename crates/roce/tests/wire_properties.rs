@@ -1,4 +1,5 @@
-//! Properties of the packet codec, over fixed seeds: a failure is replayed by running the test again.
+//! Properties of the packet codec, over fixed seeds: a failure is replayed by running the test
+//! again.
 
 use core::net::{Ipv4Addr, Ipv6Addr};
 use std::fs;

@@ -1,6 +1,6 @@
-//! Packets that no capture has, decoded by tshark: those exchanged only by two of our own endpoints, whose meaning it
-//! does not know, but which it accepts as whole packets, and RoCEv1. It shows ICRCs and verifies none. Skipped, with a
-//! message, where it is missing.
+//! Packets that no capture has, decoded by tshark: those exchanged only by two of our own
+//! endpoints, whose meaning it does not know, but which it accepts as whole packets, and RoCEv1. It
+//! shows ICRCs and verifies none. Skipped, with a message, where it is missing.
 
 #[expect(clippy::disallowed_types, reason = "a test that is skipped says so in a file")]
 #[path = "../../../testing/skip.rs"]

@@ -1,11 +1,11 @@
 //! Admission to a control port: how many connections and calls, from where, for how long.
 //!
-//! The connections are those of `places`: a table of fixed size, in which strangers give way. Besides, a
-//! connection loses its place by timeout, of the HTTP/2 handshake or without a call. A caller with the token is
-//! refused only when calls are under way on every place.
+//! The connections are those of `places`: a table of fixed size, in which strangers give way.
+//! Besides, a connection loses its place by timeout, of the HTTP/2 handshake or without a call. A
+//! caller with the token is refused only when calls are under way on every place.
 //!
-//! Calls are bounded as well: in total, per address, and among those that do work, so that a status call
-//! finds room when everything else is taken.
+//! Calls are bounded as well: in total, per address, and among those that do work, so that a status
+//! call finds room when everything else is taken.
 //!
 //! Out of descriptors, the accept loop pauses: the connections wait in the kernel meanwhile.
 
@@ -126,8 +126,8 @@ impl Admission {
         Admission::with(Limits::of_this_process())
     }
 
-    /// As [`Admission::new`], with room for so many connections more, of which each has a call that lasts: agents, all of which
-    /// may come from one address.
+    /// As [`Admission::new`], with room for so many connections more, of which each has a call that
+    /// lasts: agents, all of which may come from one address.
     pub fn with_room(lasting: usize) -> Arc<Admission> {
         let own = Limits::of_this_process();
         let connections = own.connections + lasting;
@@ -259,8 +259,8 @@ impl Call {
         self.caller.origin
     }
 
-    /// The call of `request`, which may still wait for its message and will do work, if there is room for
-    /// that.
+    /// The call of `request`, which may still wait for its message and will do work, if there is
+    /// room for that.
     pub fn work<T>(request: &Request<T>) -> Result<Option<Arc<Call>>, Status> {
         let Some(call) = request.extensions().get::<Arc<Call>>().cloned() else {
             return Ok(None);
@@ -634,7 +634,8 @@ mod tests {
                 clients.push(client);
                 sleep(Duration::from_millis(2)).await;
             }
-            // The first is in use and the second called again, so the third has been idle for longest.
+            // The first is in use and the second called again, so the third has been idle for
+            // longest.
             let _busy = call(&streams[0]).unwrap();
             drop(call(&streams[1]).unwrap());
             let (next, _client) = connect(&admission, 3).await;

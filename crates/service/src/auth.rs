@@ -1,4 +1,5 @@
-//! Who may call a daemon: callers with its bearer token, or on connections that have proven to know it.
+//! Who may call a daemon: callers with its bearer token, or on connections that have proven to know
+//! it.
 
 use std::sync::Arc;
 
@@ -57,7 +58,8 @@ pub fn refused() -> u64 {
     REFUSED.get()
 }
 
-/// Admits calls on connections that have proven to know the secret. Behind TLS the caller has to be attached before.
+/// Admits calls on connections that have proven to know the secret. Behind TLS the caller has to be
+/// attached before.
 #[derive(Clone, Copy, Debug)]
 pub struct CheckProof;
 
@@ -92,8 +94,8 @@ pub(crate) fn same(given: &[u8], expected: &[u8]) -> bool {
 pub struct AddToken(Option<MetadataValue<Ascii>>);
 
 impl AddToken {
-    /// Calls with `token`. A token that is empty or cannot be in a header is left out, so the daemon
-    /// refuses the call.
+    /// Calls with `token`. A token that is empty or cannot be in a header is left out, so the
+    /// daemon refuses the call.
     pub fn new(token: &str) -> AddToken {
         let value = format!("Bearer {token}").parse().ok();
         AddToken(value.filter(|_| !token.is_empty()))

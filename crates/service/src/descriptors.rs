@@ -11,8 +11,9 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 /// What helps against a lack of descriptors. No other hint replaces it.
 pub const DESCRIPTORS_HINT: &str = "raise the open-file limit of the process that reports this: `ulimit -n`, or LimitNOFILE= of its service";
 
-/// Raises the soft limit of open files of this process to the hard one, if `more` descriptors could exceed it:
-/// the usual soft limit is 1,024. Without room the call that lacks a descriptor reports it.
+/// Raises the soft limit of open files of this process to the hard one, if `more` descriptors could
+/// exceed it: the usual soft limit is 1,024. Without room the call that lacks a descriptor reports
+/// it.
 pub fn make_room(more: usize) {
     let limit = getrlimit(Resource::Nofile);
     let open = std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count) as u64;

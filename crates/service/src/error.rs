@@ -1,9 +1,9 @@
 //! Errors of a daemon or a stream, as text for their requester.
 //!
-//! Such an error often belongs to another process: a target's refusal reaches the DPU in a gRPC status, and
-//! the DPU's reaches the trainer over the local socket. So it is text from the start, with the next thing to
-//! try and a [`Kind`] that decides what the other side does. Errors whose cause matters to their callers are
-//! enums of their own, in the crates that have them.
+//! Such an error often belongs to another process: a target's refusal reaches the DPU in a gRPC
+//! status, and the DPU's reaches the trainer over the local socket. So it is text from the start,
+//! with the next thing to try and a [`Kind`] that decides what the other side does. Errors whose
+//! cause matters to their callers are enums of their own, in the crates that have them.
 
 use std::error::Error as Cause;
 use std::fmt;
@@ -13,7 +13,8 @@ use thiserror::Error;
 use crate::descriptors::{DESCRIPTORS_HINT, lacks_descriptors};
 use crate::text::{lines, one_line};
 
-/// Kind of failure. The numbers are sent over the local socket; 1, a failed check, does not occur here.
+/// Kind of failure. The numbers are sent over the local socket; 1, a failed check, does not occur
+/// here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Kind {

@@ -11,11 +11,13 @@ const MAX_HEADER_LIST_BYTES: u32 = 8 << 10;
 /// Calls that a peer has reset and no task has taken yet; more end the connection.
 const MAX_PENDING_RESETS: usize = 20;
 
-/// Calls of a connection that were reset because the peer broke the protocol or a limit; more end it.
+/// Calls of a connection that were reset because the peer broke the protocol or a limit; more end
+/// it.
 const MAX_LOCAL_RESETS: usize = 128;
 
-/// A gRPC server whose connections are bounded in calls, headers and resets, whoever they are from. All daemons
-/// begin with it: the library's own limits are none, or too wide for ports that strangers reach.
+/// A gRPC server whose connections are bounded in calls, headers and resets, whoever they are from.
+/// All daemons begin with it: the library's own limits are none, or too wide for ports that
+/// strangers reach.
 pub fn bounded_server() -> Server {
     Server::builder()
         .max_concurrent_streams(MAX_CALLS_PER_CONNECTION)

@@ -16,11 +16,11 @@
 //! | `admission`, `auth`, `grpc` | a control port: who may connect, who may call, how much at once |
 //! | `metrics` | metrics as text, with names and units |
 //!
-//! With the feature `http`, `rates` and `http`: how often who may ask, and what every web server does. With the feature
-//! `tls`, `tls`: certificates and keys.
+//! With the feature `http`, `rates` and `http`: how often who may ask, and what every web server
+//! does. With the feature `tls`, `tls`: certificates and keys.
 //!
-//! Nothing here knows a message of a protocol: calls, their arguments and their answers belong to the crates that serve
-//! them.
+//! Nothing here knows a message of a protocol: calls, their arguments and their answers belong to
+//! the crates that serve them.
 
 pub mod address;
 #[cfg(feature = "daemon")]

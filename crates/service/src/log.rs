@@ -1,12 +1,13 @@
-//! The log of a daemon on standard error: one line for each session, stream or call that begins, ends, fails
-//! or is refused.
+//! The log of a daemon on standard error: one line for each session, stream or call that begins,
+//! ends, fails or is refused.
 //!
-//! Lines carry no time: journald and container runtimes add their own, and in a terminal `ts` does. A line
-//! that repeats the one before it is counted and not written, and at most [`LINES_PER_WINDOW`] are written in
-//! ten seconds; the next line reports both counts. Refusals, which anyone who reaches a port can cause, have
-//! a smaller limit of their own ([`REFUSALS_PER_WINDOW`]), so they do not displace other lines. A flood from
-//! outside thus writes at most 0.6 GB a day. Nothing is written for single packets. Programs that use the
-//! library write nothing: only daemons enable the log. Defects of this program are written by all of them.
+//! Lines carry no time: journald and container runtimes add their own, and in a terminal `ts` does.
+//! A line that repeats the one before it is counted and not written, and at most
+//! [`LINES_PER_WINDOW`] are written in ten seconds; the next line reports both counts. Refusals,
+//! which anyone who reaches a port can cause, have a smaller limit of their own
+//! ([`REFUSALS_PER_WINDOW`]), so they do not displace other lines. A flood from outside thus writes
+//! at most 0.6 GB a day. Nothing is written for single packets. Programs that use the library write
+//! nothing: only daemons enable the log. Defects of this program are written by all of them.
 
 use std::fmt::Display;
 use std::io::Write;
@@ -71,8 +72,8 @@ fn write(limit: &Mutex<RateLimit>, text: impl Display) {
     let Some(Missed { repeated, suppressed }) = admitted else {
         return SUPPRESSED.count();
     };
-    // All of it in one call: daemons that share a terminal or a file would otherwise write into each
-    // other's lines.
+    // All of it in one call: daemons that share a terminal or a file would otherwise write into
+    // each other's lines.
     let mut out = Vec::new();
     if repeated > 0 {
         let _ = writeln!(out, "dquant: the {what} before was repeated {repeated} times");

@@ -1,8 +1,9 @@
-//! Metrics as text: the one writer of names, units and values, in the two formats that collectors ask for.
+//! Metrics as text: the one writer of names, units and values, in the two formats that collectors
+//! ask for.
 //!
-//! Prometheus and others read OpenMetrics 1.0 or, if they do not name it, Prometheus' text format 0.0.4. The names of
-//! metrics and the values are the same in both; OpenMetrics also says the unit and where the text ends. What is
-//! measured is the business of the daemons.
+//! Prometheus and others read OpenMetrics 1.0 or, if they do not name it, Prometheus' text format
+//! 0.0.4. The names of metrics and the values are the same in both; OpenMetrics also says the unit
+//! and where the text ends. What is measured is the business of the daemons.
 
 use std::fmt::{self, Write};
 
@@ -127,7 +128,8 @@ impl Text {
     }
 }
 
-/// The metric of a counter whose name has dots: with `dquant_` before it, and no letter that the formats refuse.
+/// The metric of a counter whose name has dots: with `dquant_` before it, and no letter that the
+/// formats refuse.
 pub fn name_of(counter: &str) -> String {
     let valid = |letter: char| if letter.is_ascii_alphanumeric() { letter } else { '_' };
     "dquant_".chars().chain(counter.chars().map(valid)).collect()

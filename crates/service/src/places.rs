@@ -1,16 +1,16 @@
 //! The table of connections of a port, gRPC or HTTP: who may connect, and who gives way.
 //!
-//! Anyone who reaches a port can open a connection and send nothing. So every connection has a place in a table
-//! of fixed size, with a bound for those of one address, and can lose it. When there is no place for a new
-//! connection, the oldest *stranger* gives way: a connection that never proved to know the secret. A flood of
-//! silent connections thus displaces only itself. If there are no strangers, the connection gives way that has
-//! been without a call for longest; a connection in use never does, and without one that can give way the new
-//! one is refused.
+//! Anyone who reaches a port can open a connection and send nothing. So every connection has a
+//! place in a table of fixed size, with a bound for those of one address, and can lose it. When
+//! there is no place for a new connection, the oldest *stranger* gives way: a connection that never
+//! proved to know the secret. A flood of silent connections thus displaces only itself. If there
+//! are no strangers, the connection gives way that has been without a call for longest; a
+//! connection in use never does, and without one that can give way the new one is refused.
 //!
 //! A stranger is read slowly ([`Allowance`]), and is to be closed after a few refused calls
-//! ([`Activity::is_refused_too_often`]): a flood of calls without the secret costs a connection for every few of
-//! them. What a call is, how it is counted and how long a silent connection may wait is the business of the ports,
-//! [`crate::admission`] and `http`; so are the names of the counters.
+//! ([`Activity::is_refused_too_often`]): a flood of calls without the secret costs a connection for
+//! every few of them. What a call is, how it is counted and how long a silent connection may wait
+//! is the business of the ports, [`crate::admission`] and `http`; so are the names of the counters.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -34,8 +34,8 @@ use crate::log;
 /// Calls without the secret after which a connection that never made one with it is closed.
 pub(crate) const MAX_REFUSED: u64 = 16;
 
-/// Bytes that such a connection may send in each [`STRANGER_PERIOD`]. The first call of a program that has the
-/// secret fits, and so do the headers of a request over HTTP.
+/// Bytes that such a connection may send in each [`STRANGER_PERIOD`]. The first call of a program
+/// that has the secret fits, and so do the headers of a request over HTTP.
 pub(crate) const STRANGER_BYTES: usize = 16 << 10;
 pub(crate) const STRANGER_PERIOD: Duration = Duration::from_millis(100);
 
@@ -175,7 +175,8 @@ impl Places {
     }
 }
 
-/// Ends the oldest stranger among `whose`; without one, the connection that has been without a call for longest.
+/// Ends the oldest stranger among `whose`; without one, the connection that has been without a call
+/// for longest.
 fn evict(taken: &mut Vec<Taken>, whose: impl Fn(&Taken) -> bool) -> Option<()> {
     let oldest = taken.iter().position(|one| whose(one) && one.activity.is_strange());
     let longest_idle = || {
@@ -254,7 +255,8 @@ pub(crate) struct Allowance {
 }
 
 impl Allowance {
-    /// Reads what may be read now. Returns the number of bytes; the task is woken when there may be more.
+    /// Reads what may be read now. Returns the number of bytes; the task is woken when there may be
+    /// more.
     pub(crate) fn poll_read(
         &mut self,
         activity: &Activity,
@@ -318,14 +320,14 @@ impl Acceptor {
                             "accepting connections again after {failed} failures"
                         ));
                     }
-                    // Replies are small and awaited: without this each may wait for a delayed ACK of 40 ms. A
-                    // socket that refuses is only slower.
+                    // Replies are small and awaited: without this each may wait for a delayed ACK
+                    // of 40 ms. A socket that refuses is only slower.
                     let _ = tcp.set_nodelay(true);
                     return (tcp, peer);
                 }
                 Err(error) => {
-                    // Most likely out of descriptors: the connection waits in the kernel, and retrying at
-                    // once would be a busy loop.
+                    // Most likely out of descriptors: the connection waits in the kernel, and
+                    // retrying at once would be a busy loop.
                     count();
                     self.failures += 1;
                     if self.failures == 1 {

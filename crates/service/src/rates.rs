@@ -1,9 +1,10 @@
 //! How often who may ask: token buckets per address.
 //!
-//! Requests with the token and those without have buckets of their own, so strangers behind one address do not keep
-//! its users out. All requests without the token share a further bucket, whatever their address. Questions for the
-//! health have buckets of their own, too: a balancer that asks regularly is answered whatever strangers at other
-//! addresses do. Who may connect is decided before, in [`crate::places`].
+//! Requests with the token and those without have buckets of their own, so strangers behind one
+//! address do not keep its users out. All requests without the token share a further bucket,
+//! whatever their address. Questions for the health have buckets of their own, too: a balancer that
+//! asks regularly is answered whatever strangers at other addresses do. Who may connect is decided
+//! before, in [`crate::places`].
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -22,7 +23,8 @@ pub(crate) struct PerSecond {
     pub(crate) strangers: u32,
 }
 
-/// A token bucket: `rate` requests per second, and three times as many at once after a while of silence.
+/// A token bucket: `rate` requests per second, and three times as many at once after a while of
+/// silence.
 #[derive(Clone, Copy, Debug)]
 struct Bucket {
     /// In thousandths of a request.
@@ -122,7 +124,8 @@ impl Rates {
 }
 
 impl Buckets {
-    /// Whether there is room for one more address. Those whose buckets are full again are forgotten.
+    /// Whether there is room for one more address. Those whose buckets are full again are
+    /// forgotten.
     fn has_room(&mut self, rate: u32, now: Instant) -> bool {
         if self.own.len() >= MAX_BUCKETS {
             self.own.retain(|_, bucket| {
@@ -141,8 +144,9 @@ impl Buckets {
         self.own.entry(origin).or_insert_with(|| Bucket::full(rate, now)).take(rate, now)
     }
 
-    /// Strangers have a bucket for each address, and then the shared one. An address that floods is refused by its own
-    /// and takes nothing of the shared one; new addresses come to the table only as fast as the shared one lets them.
+    /// Strangers have a bucket for each address, and then the shared one. An address that floods is
+    /// refused by its own and takes nothing of the shared one; new addresses come to the table only
+    /// as fast as the shared one lets them.
     fn take_stranger(&mut self, origin: IpAddr, limits: PerSecond, now: Instant) -> bool {
         let PerSecond { per_client, strangers } = limits;
         if let Some(own) = self.own.get_mut(&origin) {
@@ -151,7 +155,8 @@ impl Buckets {
         self.take_new(origin, limits, now)
     }
 
-    /// As [`Buckets::take_stranger`], but an address that has a bucket needs nothing of the shared one.
+    /// As [`Buckets::take_stranger`], but an address that has a bucket needs nothing of the shared
+    /// one.
     fn take_probe(&mut self, origin: IpAddr, limits: PerSecond, now: Instant) -> bool {
         match self.own.get_mut(&origin) {
             Some(own) => own.take(limits.per_client, now),

@@ -1,7 +1,8 @@
 //! Seeds that differ between processes, starts and machines.
 //!
-//! Keys, queue pair numbers, first sequence numbers and the demo's token come from them. A process number
-//! or a time is not a seed: in a container the first is often 1, and the second can be guessed.
+//! Keys, queue pair numbers, first sequence numbers and the demo's token come from them. A process
+//! number or a time is not a seed: in a container the first is often 1, and the second can be
+//! guessed.
 
 use crate::error::Error;
 

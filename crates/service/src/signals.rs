@@ -1,4 +1,5 @@
-//! The signals that ask a process to end: SIGTERM, SIGINT, and SIGHUP unless it is ignored, as under `nohup`.
+//! The signals that ask a process to end: SIGTERM, SIGINT, and SIGHUP unless it is ignored, as
+//! under `nohup`.
 
 use std::fmt;
 

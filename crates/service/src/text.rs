@@ -1,15 +1,17 @@
 //! Text of others, for a terminal or a log.
 //!
-//! Names, notes and reasons come from agents, brains, targets, other users' processes and files. Written as they are, they could
-//! move the cursor, set the title of a window, or look like lines of ours. So whatever is shown passes through here:
-//! text that is one line where it enters or is put into a sentence ([`one_line`]), and all output once more ([`lines`]).
+//! Names, notes and reasons come from agents, brains, targets, other users' processes and files.
+//! Written as they are, they could move the cursor, set the title of a window, or look like lines
+//! of ours. So whatever is shown passes through here: text that is one line where it enters or is
+//! put into a sentence ([`one_line`]), and all output once more ([`lines`]).
 
 use std::borrow::Cow;
 
 /// What stands for a character that is not shown.
 const HIDDEN: char = '\u{fffd}';
 
-/// Whether a terminal may take a character for a command, for the end of a line, for a change of direction, or for nothing.
+/// Whether a terminal may take a character for a command, for the end of a line, for a change of
+/// direction, or for nothing.
 fn is_command(char: char) -> bool {
     char.is_control()
         || matches!(
@@ -35,7 +37,8 @@ pub fn lines(text: &str) -> Cow<'_, str> {
     without(text, |char| is_command(char) && !matches!(char, '\n' | '\t'))
 }
 
-/// JSON whose strings have the same characters as escapes. Serializers leave all above U+007E as they are.
+/// JSON whose strings have the same characters as escapes. Serializers leave all above U+007E as
+/// they are.
 pub fn json(text: &str) -> Cow<'_, str> {
     let is_raw = |char| is_command(char) && !matches!(char, '\n' | '\t' | '\r');
     if !text.contains(is_raw) {

@@ -1,7 +1,9 @@
-//! Certificates and keys of servers and their callers, from PEM files; and what kind of failure TLS reports.
+//! Certificates and keys of servers and their callers, from PEM files; and what kind of failure TLS
+//! reports.
 //!
-//! A server with a certificate speaks TLS only. With an authority it also asks every caller for a certificate of that
-//! authority. What a failure means for the user of a daemon, and what is to be done, its commands say.
+//! A server with a certificate speaks TLS only. With an authority it also asks every caller for a
+//! certificate of that authority. What a failure means for the user of a daemon, and what is to be
+//! done, its commands say.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -46,8 +48,8 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// The kind of a failure, by the words of rustls for it, which come as text through the libraries between;
-    /// `None` for failures that are not of TLS.
+    /// The kind of a failure, by the words of rustls for it, which come as text through the
+    /// libraries between; `None` for failures that are not of TLS.
     pub fn of(cause: &str) -> Option<Failure> {
         // From the special to the general.
         let known = [

@@ -1,22 +1,23 @@
 //! The buffer of a switch: shared by all its ports, and guarded by priority flow control.
 //!
-//! Every packet that waits in a switch is charged to where it came in: its ingress port and its traffic class. Up to
-//! `reserve` bytes, each has its own place; beyond, it takes from what all share, up to a threshold that shrinks as the
-//! shared part fills:
+//! Every packet that waits in a switch is charged to where it came in: its ingress port and its
+//! traffic class. Up to `reserve` bytes, each has its own place; beyond, it takes from what all
+//! share, up to a threshold that shrinks as the shared part fills:
 //!
 //! ```text
 //! threshold = (buffer - all reserves - all headrooms - shared bytes in use) >> shift
 //! ```
 //!
-//! With priority flow control (PFC, IEEE 802.1Qbb) a class that reaches its threshold pauses its sender, and what still
-//! arrives until the pause is felt goes to the port's *headroom*. The sender may go on when the headroom is empty and the
-//! class is `resume_offset` below its threshold. A packet is dropped when neither the shared part nor the headroom takes
-//! it; without PFC there is no headroom, so that is at the threshold. A pause ends by itself after some time, and is refreshed before
-//! while the class stays paused, so a frame that is lost does no lasting harm. A buffer that is less than all reserves and headrooms has
-//! them all the same, and nothing to share.
+//! With priority flow control (PFC, IEEE 802.1Qbb) a class that reaches its threshold pauses its
+//! sender, and what still arrives until the pause is felt goes to the port's *headroom*. The sender
+//! may go on when the headroom is empty and the class is `resume_offset` below its threshold. A
+//! packet is dropped when neither the shared part nor the headroom takes it; without PFC there is
+//! no headroom, so that is at the threshold. A pause ends by itself after some time, and is
+//! refreshed before while the class stays paused, so a frame that is lost does no lasting harm. A
+//! buffer that is less than all reserves and headrooms has them all the same, and nothing to share.
 //!
-//! Source: the switch of the simulations published with HPCC (Li et al., SIGCOMM 2019). How switches queue packets on
-//! their way out is in [`link`](crate::link).
+//! Source: the switch of the simulations published with HPCC (Li et al., SIGCOMM 2019). How
+//! switches queue packets on their way out is in [`link`](crate::link).
 
 use alloc::vec::Vec;
 
@@ -40,11 +41,12 @@ pub struct BufferConfig {
 pub struct Pfc {
     /// Bytes below the threshold at which a paused sender may go on.
     pub resume_offset: u64,
-    /// Bytes of headroom of each ingress port and class; `None` for what the link can still deliver until the pause is
-    /// felt.
+    /// Bytes of headroom of each ingress port and class; `None` for what the link can still deliver
+    /// until the pause is felt.
     pub headroom: Option<u64>,
-    /// How long a pause lasts unless it is refreshed, in quanta of 512 bit times; it is refreshed after half of that while the
-    /// class stays paused. `None` for pauses that last until they are ended.
+    /// How long a pause lasts unless it is refreshed, in quanta of 512 bit times; it is refreshed
+    /// after half of that while the class stays paused. `None` for pauses that last until they are
+    /// ended.
     pub pause_quanta: Option<u16>,
 }
 
@@ -91,7 +93,8 @@ pub(crate) struct Buffer {
 }
 
 impl Buffer {
-    /// For ports with these headrooms, unless the configuration says how much, and so many classes in use.
+    /// For ports with these headrooms, unless the configuration says how much, and so many classes
+    /// in use.
     pub(crate) fn new(config: BufferConfig, headrooms: Vec<u64>, classes: usize) -> Buffer {
         let fixed = config.pfc.and_then(|pfc| pfc.headroom);
         let headrooms: Vec<u64> = match config.pfc {
@@ -123,8 +126,8 @@ impl Buffer {
         bytes.saturating_sub(self.config.reserve)
     }
 
-    /// What a port and class would have of the shared bytes if no more than `remaining` remained of what they have here. The
-    /// headroom empties first.
+    /// What a port and class would have of the shared bytes if no more than `remaining` remained of
+    /// what they have here. The headroom empties first.
     pub(crate) fn shared_left(&self, port: usize, class: usize, remaining: u64) -> u64 {
         self.beyond_reserve(remaining.min(self.ports[port][class].bytes))
     }
@@ -224,8 +227,8 @@ impl Buffer {
         shared == 0 || shared + offset <= threshold
     }
 
-    /// Whether the sender of a port's class would go on if no more than `remaining` bytes remained of what it has here, and
-    /// `shared_used` shared bytes of all.
+    /// Whether the sender of a port's class would go on if no more than `remaining` bytes remained
+    /// of what it has here, and `shared_used` shared bytes of all.
     pub(crate) fn would_resume(
         &self,
         port: usize,

@@ -1,7 +1,7 @@
 //! The only source of randomness: PCG (`rand_pcg`'s `Pcg64`) and the draws made from it.
 //!
-//! Every part of a simulation gets its own generator, forked from the seed's: draws of one part do not
-//! shift those of another, so small changes of a scenario stay small.
+//! Every part of a simulation gets its own generator, forked from the seed's: draws of one part do
+//! not shift those of another, so small changes of a scenario stay small.
 
 use rand_pcg::Pcg64;
 use rand_pcg::rand_core::{Rng, SeedableRng};

@@ -1,8 +1,9 @@
 //! Lossless switches under load: whether packets come to wait for each other in a circle.
 //!
-//! Every host sends to some others, chosen at random, as fast as it can. Switches lose nothing, by pauses or by credits, so where
-//! paths depend on each other in a circle, a time comes in which each link of it waits for the next: a deadlock, which
-//! nothing resolves. Paths in lanes without such a circle ([`::topology::lanes`]) go through the same load.
+//! Every host sends to some others, chosen at random, as fast as it can. Switches lose nothing, by
+//! pauses or by credits, so where paths depend on each other in a circle, a time comes in which
+//! each link of it waits for the next: a deadlock, which nothing resolves. Paths in lanes without
+//! such a circle ([`::topology::lanes`]) go through the same load.
 
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
@@ -39,7 +40,8 @@ pub struct CircleConfig {
     pub most_lanes: u8,
     /// Bytes of each switch's buffer, where switches pause.
     pub buffer_bytes: u64,
-    /// Blocks of 64 bytes of each link's and lane's buffer: InfiniBand's credits, instead of pauses.
+    /// Blocks of 64 bytes of each link's and lane's buffer: InfiniBand's credits, instead of
+    /// pauses.
     pub credits: Option<u32>,
     /// Streams of each host.
     pub streams: u32,
@@ -73,7 +75,8 @@ impl CircleConfig {
 pub struct Circle {
     /// Lanes in use.
     pub lanes: u8,
-    /// When the deadlock was found, and the switches and hosts that wait for each other, if there was one.
+    /// When the deadlock was found, and the switches and hosts that wait for each other, if there
+    /// was one.
     pub deadlock: Option<(Time, Vec<String>)>,
     /// The lane of the deadlock.
     pub lane: Option<usize>,

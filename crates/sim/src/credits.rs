@@ -8,11 +8,13 @@
 //! | ABR | receiver | blocks received; set to FCTBS by each flow control packet of the sender |
 //! | FCCL | receiver | ABR plus the blocks that its buffer still takes, 2048 at most |
 //!
-//! The sender may send a packet of `n` blocks while (FCCL - FCTBS - n) modulo 4096 is at most 2048. Packets that the link
-//! lost were counted by the sender only: each costs credit until the sender's next flow control packet sets ABR right.
-//! Flow control packets that are lost cost time only, as each has the whole state.
+//! The sender may send a packet of `n` blocks while (FCCL - FCTBS - n) modulo 4096 is at most 2048.
+//! Packets that the link lost were counted by the sender only: each costs credit until the sender's
+//! next flow control packet sets ABR right. Flow control packets that are lost cost time only, as
+//! each has the whole state.
 //!
-//! When flow control packets are sent, and what a block waits for, is for the [`network`](crate::network).
+//! When flow control packets are sent, and what a block waits for, is for the
+//! [`network`](crate::network).
 
 /// Bytes of a block.
 pub const BLOCK_BYTES: u32 = 64;
@@ -37,7 +39,8 @@ pub struct Sender {
 }
 
 impl Sender {
-    /// A link that came up: it has what the receiver's first flow control packet says, nothing before.
+    /// A link that came up: it has what the receiver's first flow control packet says, nothing
+    /// before.
     pub const fn new() -> Sender {
         Sender { sent: 0, limit: 0 }
     }
@@ -90,7 +93,8 @@ impl Receiver {
         Receiver { received: 0, capacity, used: 0 }
     }
 
-    /// A packet of so many blocks has arrived; false if the sender overran the buffer, and the packet is dropped.
+    /// A packet of so many blocks has arrived; false if the sender overran the buffer, and the
+    /// packet is dropped.
     pub const fn receive(&mut self, blocks: u16) -> bool {
         self.received = self.received.wrapping_add(blocks) & MASK;
         let fits = self.used + blocks as u32 <= self.capacity;
@@ -100,7 +104,8 @@ impl Receiver {
         fits
     }
 
-    /// The link was down, and counts from the beginning. What arrived before still has its place in the buffer.
+    /// The link was down, and counts from the beginning. What arrived before still has its place in
+    /// the buffer.
     pub const fn restart(&mut self) {
         self.received = 0;
     }
@@ -180,7 +185,8 @@ mod tests {
             }
         }
 
-        /// `stay` is how long packets stay in the buffer at most; the sender has packets of `least` to `most` blocks.
+        /// `stay` is how long packets stay in the buffer at most; the sender has packets of `least`
+        /// to `most` blocks.
         fn run(&mut self, steps: u64, stay: u64, least: u64, most: u64) {
             let (mut busy_until, mut next) = (0, self.chance.between(least, most) as u16);
             for now in 0..steps {
@@ -256,8 +262,8 @@ mod tests {
             let mut lane = Lane::new(capacity, delay, 0, 1);
             let steps = 400_000;
             lane.run(steps, 0, 16, 16);
-            // A packet has arrived when its last block has; its credit is back with the next flow control packet,
-            // 8 steps later on average.
+            // A packet has arrived when its last block has; its credit is back with the next flow
+            // control packet, 8 steps later on average.
             let round_trip = 2 * delay + 16 + 8;
             let expected = (steps * u64::from(capacity) / round_trip).min(steps);
             let percent = lane.delivered * 100 / expected;

@@ -1,8 +1,9 @@
 //! Training jobs on a network: iterations of a compute pause and exchanges that follow each other.
 //!
-//! A [`Program`] is one job: in each iteration it computes, then goes through its phases; a phase ends when all its bytes are
-//! acknowledged. With a [`Grid`] its first phase begins at fixed times only, as an agent enforces time shifts: a job that is
-//! ready within the tolerance of its time goes on at once, and one that has drifted further waits for the next time.
+//! A [`Program`] is one job: in each iteration it computes, then goes through its phases; a phase
+//! ends when all its bytes are acknowledged. With a [`Grid`] its first phase begins at fixed times
+//! only, as an agent enforces time shifts: a job that is ready within the tolerance of its time
+//! goes on at once, and one that has drifted further waits for the next time.
 
 use alloc::vec::Vec;
 
@@ -76,8 +77,9 @@ struct Job {
     spans: Vec<Duration>,
 }
 
-/// Runs jobs until a time, from now on, and returns how long each of the iterations took that ended, by job. A connection
-/// belongs to one job and comes once in a phase. A job whose phases are all empty is not run.
+/// Runs jobs until a time, from now on, and returns how long each of the iterations took that
+/// ended, by job. A connection belongs to one job and comes once in a phase. A job whose phases are
+/// all empty is not run.
 ///
 /// # Errors
 /// When a connection has ended.

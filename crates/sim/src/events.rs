@@ -1,9 +1,10 @@
 //! The event queue: events by time, ties in the order in which they were added.
 //!
-//! Nearly all events of a network are a few microseconds ahead: the end of a packet's departure, its arrival. They are in
-//! a wheel with a slot for each nanosecond, in which the events of one instant form a list in the order of adding, so
-//! that neither adding nor taking compares anything. The others, mostly timers, are in a heap until their time comes near
-//! enough. Every event in the wheel is earlier than every one in the heap.
+//! Nearly all events of a network are a few microseconds ahead: the end of a packet's departure,
+//! its arrival. They are in a wheel with a slot for each nanosecond, in which the events of one
+//! instant form a list in the order of adding, so that neither adding nor taking compares anything.
+//! The others, mostly timers, are in a heap until their time comes near enough. Every event in the
+//! wheel is earlier than every one in the heap.
 
 use alloc::collections::BinaryHeap;
 use alloc::vec;
@@ -12,7 +13,8 @@ use core::cmp::Reverse;
 
 use roce::Time;
 
-/// Slots of the wheel, one per nanosecond; a multiple of the square of a word's bits, for two levels of bitmaps.
+/// Slots of the wheel, one per nanosecond; a multiple of the square of a word's bits, for two
+/// levels of bitmaps.
 const SLOTS: usize = 8_192;
 
 const WORD: usize = 64;
@@ -20,8 +22,8 @@ const WORD: usize = 64;
 /// No entry.
 const NONE: u32 = u32::MAX;
 
-/// Events by time. Of two at the same instant, the one added first comes first, so a run does not depend on this
-/// implementation.
+/// Events by time. Of two at the same instant, the one added first comes first, so a run does not
+/// depend on this implementation.
 #[derive(Debug)]
 pub(crate) struct EventQueue<E> {
     /// The earliest time that may be in the wheel, in nanoseconds: that of the last event taken.
@@ -198,7 +200,8 @@ impl<E> EventQueue<E> {
         self.take_near(at)
     }
 
-    /// Drops the next event, whenever it is due: time does not move, and earlier ones may still be added.
+    /// Drops the next event, whenever it is due: time does not move, and earlier ones may still be
+    /// added.
     pub(crate) fn drop_next(&mut self) {
         match self.near_at() {
             Some(at) => drop(self.take_near(at)),

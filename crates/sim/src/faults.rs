@@ -1,6 +1,7 @@
 //! The faults of the network, their rates, and whether they made a difference.
 //!
-//! A fault is *injected* when the network applies it, and *effective* when an endpoint could notice it:
+//! A fault is *injected* when the network applies it, and *effective* when an endpoint could notice
+//! it:
 //!
 //! | fault | injected | effective when |
 //! |---|---|---|

@@ -1,8 +1,8 @@
 //! Goodput of one stream over a link that loses packets.
 //!
 //! Two nodes, one cable, continuous WRITEs in one direction. Packets of both directions are lost at
-//! random, independently. Goodput is payload delivered per second, after a warm-up; duplicates do not
-//! count.
+//! random, independently. Goodput is payload delivered per second, after a warm-up; duplicates do
+//! not count.
 
 use roce::endpoint::{Connect, EndpointConfig, Mtu, Reliability};
 use roce::{Duration, Time};

@@ -1,9 +1,9 @@
 //! The graph of a network: nodes, switches, the cables between them, and the routes over them.
 //!
-//! Nodes send and receive, switches forward. A cable is two links, one in each direction, numbered so
-//! that the other direction of link `n` is `n ^ 1`. Routes are static by destination: shortest paths, unless others are
-//! given. Where several are equally short, [`Spread`] says which one a packet takes. Nodes do not forward, so no route
-//! passes through one.
+//! Nodes send and receive, switches forward. A cable is two links, one in each direction, numbered
+//! so that the other direction of link `n` is `n ^ 1`. Routes are static by destination: shortest
+//! paths, unless others are given. Where several are equally short, [`Spread`] says which one a
+//! packet takes. Nodes do not forward, so no route passes through one.
 
 use alloc::vec::Vec;
 
@@ -58,8 +58,9 @@ impl Graph {
         self.switches
     }
 
-    /// Replaces the shortest paths: the link by which packets to a node leave each node and switch, as
-    /// `n` for the `n`-th cable in the direction in which it was joined, and its other direction by `true`.
+    /// Replaces the shortest paths: the link by which packets to a node leave each node and switch,
+    /// as `n` for the `n`-th cable in the direction in which it was joined, and its other direction
+    /// by `true`.
     #[must_use]
     pub fn routed(mut self, next: impl Fn(Vertex, u32) -> Option<(u32, bool)>) -> Graph {
         let mut paths = Paths::new(self.nodes, self.switches);
@@ -80,7 +81,8 @@ impl Graph {
         self
     }
 
-    /// The longest way that packets take from any of the first nodes to any other one, by propagation delay: its links.
+    /// The longest way that packets take from any of the first nodes to any other one, by
+    /// propagation delay: its links.
     pub fn longest_path(&self) -> Vec<LinkConfig> {
         /// In topologies made by rule, the first nodes stand for all.
         const SOURCES: u32 = 8;
@@ -140,8 +142,8 @@ mod tests {
     #[test]
     fn the_shortest_way_wins_and_nodes_forward_nothing() {
         use Vertex::{Node, Switch};
-        // Nodes 0 and 1 at switches 0 and 2, which are joined directly and over switch 1; node 2 has a
-        // cable to either of the nodes, and node 3 has none.
+        // Nodes 0 and 1 at switches 0 and 2, which are joined directly and over switch 1; node 2
+        // has a cable to either of the nodes, and node 3 has none.
         let joins = [
             (Node(0), Switch(0)),
             (Switch(0), Switch(1)),
@@ -160,7 +162,8 @@ mod tests {
         assert!(routes.links(Node(0), 3).is_empty());
     }
 
-    /// Two nodes at each of two switches, which three spines and a longer way join; node 4 has a cable to either.
+    /// Two nodes at each of two switches, which three spines and a longer way join; node 4 has a
+    /// cable to either.
     fn leaves_and_spines() -> Graph {
         use Vertex::{Node, Switch};
         let joins = [

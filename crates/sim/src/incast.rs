@@ -1,11 +1,13 @@
 //! Many senders, one receiver, one queue: a measurement of congestion control.
 //!
-//! A first stream has the link to itself; then all others start at the same moment. The results are the
-//! queue in front of the receiver, the utilization of the link, and the share of every sender. The
-//! timeline is that of a comparison of congestion controls on a 10:1 incast ([`reference()`]): the peak of
-//! the queue in the first 2 ms, then its mean and range from 10 to 20 ms after the start.
+//! A first stream has the link to itself; then all others start at the same moment. The results are
+//! the queue in front of the receiver, the utilization of the link, and the share of every sender.
+//! The timeline is that of a comparison of congestion controls on a 10:1 incast ([`reference()`]):
+//! the peak of the queue in the first 2 ms, then its mean and range from 10 to 20 ms after the
+//! start.
 //!
-//! Hosts send one packet at a time, so what waits for a paced or paused link waits in its queue pair.
+//! Hosts send one packet at a time, so what waits for a paced or paused link waits in its queue
+//! pair.
 
 use alloc::vec::Vec;
 use core::fmt;
@@ -61,8 +63,8 @@ pub struct IncastConfig {
 }
 
 impl IncastConfig {
-    /// The case of the published comparison: 25 Gbit/s, 1 us links, a buffer of 4 MB, ECN from 100 to
-    /// 400 kB with 20 %; buffer and marking scale with the rate. All at one switch.
+    /// The case of the published comparison: 25 Gbit/s, 1 us links, a buffer of 4 MB, ECN from 100
+    /// to 400 kB with 20 %; buffer and marking scale with the rate. All at one switch.
     pub const fn new(senders: u32, gbit: u64) -> IncastConfig {
         let rate = gbit * 1_000_000_000;
         let plain = LinkConfig::new(rate, Duration::from_micros(1));
@@ -144,9 +146,10 @@ pub fn reference_case() -> IncastConfig {
     IncastConfig::new(10, 25).lossless()
 }
 
-/// Ten flows that meet a long one, in ns-3.39 with the switches and controls published with HPCC and PowerTCP: ECN from 100
-/// to 400 kB with 20 %, increases of 50 and 100 Mbit/s, DCQCN's timer 900 us, HPCC's eta 0.95 with 5 stages. A
-/// window, where there is one, is what the rate sends in 28.96 us: 90.5 kB at line rate.
+/// Ten flows that meet a long one, in ns-3.39 with the switches and controls published with HPCC
+/// and PowerTCP: ECN from 100 to 400 kB with 20 %, increases of 50 and 100 Mbit/s, DCQCN's timer
+/// 900 us, HPCC's eta 0.95 with 5 stages. A window, where there is one, is what the rate sends in
+/// 28.96 us: 90.5 kB at line rate.
 pub fn reference() -> [Reference; 6] {
     const LINE: u64 = 25_000_000_000;
     const MBIT: u64 = 1_000_000;
@@ -224,12 +227,12 @@ impl Incast {
     }
 }
 
-/// Starts the senders together. `adjust` gets the attributes of every connection, congestion control
-/// among them.
+/// Starts the senders together. `adjust` gets the attributes of every connection, congestion
+/// control among them.
 ///
 /// # Errors
-/// When a stream ends early because its retries ran out, or cannot be created, and when the shape has no place for all
-/// senders.
+/// When a stream ends early because its retries ran out, or cannot be created, and when the shape
+/// has no place for all senders.
 pub fn measure(
     config: &IncastConfig,
     adjust: impl Fn(&mut Connect),

@@ -1,10 +1,11 @@
-//! A network in virtual time that runs the transport unmodified, for every test that needs a network.
+//! A network in virtual time that runs the transport unmodified, for every test that needs a
+//! network.
 //!
 //! Nodes hold an [`Endpoint`](roce::endpoint::Endpoint) each and run the product's own
-//! [`turn`](roce::world::turn) over any graph of simulated links and switches: bandwidth, propagation
-//! delay, bounded queues by priority, ECN marking. Time advances from event to event, and all
-//! randomness comes from one seed, so a run is a pure function of its configuration and replays bit for
-//! bit.
+//! [`turn`](roce::world::turn) over any graph of simulated links and switches: bandwidth,
+//! propagation delay, bounded queues by priority, ECN marking. Time advances from event to event,
+//! and all randomness comes from one seed, so a run is a pure function of its configuration and
+//! replays bit for bit.
 //!
 //! | module | what it holds |
 //! |---|---|

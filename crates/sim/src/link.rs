@@ -1,16 +1,19 @@
 //! One direction of a cable, and the port that feeds it: queues, a rate, a propagation delay.
 //!
-//! A port has a queue for each traffic class, chosen by the DSCP, and serves the highest class that has
-//! packets. Classes with a weight are served after those without, in turns of as many bytes as their weights say
-//! (deficit round robin). Within a class packets leave in order of arrival. All classes share one bounded buffer; a
-//! packet that does not fit is dropped (drop tail). A departing packet may be marked according to the
-//! bytes still queued in its class, as switches do for DCQCN: never up to `min_bytes`, always above
-//! `max_bytes`, and in between with a probability that grows linearly to `max_probability`.
+//! A port has a queue for each traffic class, chosen by the DSCP, and serves the highest class that
+//! has packets. Classes with a weight are served after those without, in turns of as many bytes as
+//! their weights say (deficit round robin). Within a class packets leave in order of arrival. All
+//! classes share one bounded buffer; a packet that does not fit is dropped (drop tail). A departing
+//! packet may be marked according to the bytes still queued in its class, as switches do for DCQCN:
+//! never up to `min_bytes`, always above `max_bytes`, and in between with a probability that grows
+//! linearly to `max_probability`.
 //!
-//! A switch or host whose port is told so chooses queues by DSCP and weight instead ([`queues`](crate::queues)).
+//! A switch or host whose port is told so chooses queues by DSCP and weight instead
+//! ([`queues`](crate::queues)).
 //!
-//! The other end may pause a class (priority flow control): its packets wait, and those of other classes go on. Or, as in
-//! InfiniBand, a packet leaves only when the other end has a buffer for it ([`credits`](crate::credits)).
+//! The other end may pause a class (priority flow control): its packets wait, and those of other
+//! classes go on. Or, as in InfiniBand, a packet leaves only when the other end has a buffer for it
+//! ([`credits`](crate::credits)).
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -76,7 +79,8 @@ pub(crate) const FRAME_BYTES: u32 = 4_400;
 /// A buffer that is smaller than a frame would never take one.
 const LEAST_BLOCKS: u32 = FRAME_BYTES.div_ceil(BLOCK_BYTES);
 
-/// Bytes that a turn of deficit round robin gives a class for each unit of its weight: a frame of an MTU of 1,500.
+/// Bytes that a turn of deficit round robin gives a class for each unit of its weight: a frame of
+/// an MTU of 1,500.
 const QUANTUM: u64 = 1_538;
 
 /// In place of a number of classes: a packet's queue is chosen by its DSCP ([`Queues`]).
@@ -96,12 +100,14 @@ pub struct LinkConfig {
     pub queue_bytes: u64,
     /// Traffic classes, 1 to [`MAX_CLASSES`]: the 64 DSCPs are divided evenly among them.
     pub classes: u8,
-    /// By class: its share of what those without a weight leave; 0 for one that is always served first.
+    /// By class: its share of what those without a weight leave; 0 for one that is always served
+    /// first.
     pub weights: [u8; MAX_CLASSES],
     /// Congestion marking, if any.
     pub marking: Option<Marking>,
-    /// Blocks of 64 bytes of each class's buffer at the other end, which is never overrun and takes a frame at least; `None`
-    /// for a link without credits. Faults lose packets of such a link, and neither copy nor delay them.
+    /// Blocks of 64 bytes of each class's buffer at the other end, which is never overrun and takes
+    /// a frame at least; `None` for a link without credits. Faults lose packets of such a link, and
+    /// neither copy nor delay them.
     pub credits: Option<u32>,
 }
 
@@ -228,7 +234,8 @@ pub(crate) struct Waiting {
     /// Its number.
     pub(crate) packet: u32,
     pub(crate) bytes: u32,
-    /// Its codepoint: to read it where the packet is kept would cost a cache miss for each that waited.
+    /// Its codepoint: to read it where the packet is kept would cost a cache miss for each that
+    /// waited.
     pub(crate) ecn: Ecn,
     /// Switches write into it.
     pub(crate) has_telemetry: bool,
@@ -256,8 +263,8 @@ pub(crate) struct Started {
 
 /// A link and its queue. Packets are numbers here, resolved by the network.
 ///
-/// A large network has tens of thousands of links, and every packet passes several: the fields are in the order of use, so that
-/// a packet that finds its link idle touches few cache lines.
+/// A large network has tens of thousands of links, and every packet passes several: the fields are
+/// in the order of use, so that a packet that finds its link idle touches few cache lines.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Link {
@@ -294,7 +301,8 @@ pub(crate) struct Link {
     waiting: [VecDeque<Waiting>; MAX_CLASSES],
     /// By class.
     waiting_bytes: [u64; MAX_CLASSES],
-    /// By class: bytes that it may still send in this turn of deficit round robin; and whose turn it is.
+    /// By class: bytes that it may still send in this turn of deficit round robin; and whose turn
+    /// it is.
     deficits: [u64; MAX_CLASSES],
     turn: usize,
     /// By class: since when it is paused, if it is.
@@ -310,21 +318,25 @@ pub(crate) struct Link {
     pub(crate) is_plugged: bool,
     /// The current outage has lost a packet.
     pub(crate) outage_felt: bool,
-    /// A fault has concerned its flow control: packets may be dropped at its end although it loses none.
+    /// A fault has concerned its flow control: packets may be dropped at its end although it loses
+    /// none.
     pub(crate) is_disturbed: bool,
     /// What took it down last.
     pub(crate) outage: Outage,
     /// The rate that it was built for.
     pub(crate) nominal_bps: u64,
-    /// By class: the most bytes that waited since they were last read, at a switch whose collector reads them.
+    /// By class: the most bytes that waited since they were last read, at a switch whose collector
+    /// reads them.
     pub(crate) watermarks: Option<Box<[u64; MAX_CLASSES]>>,
-    /// Instead of the classes of its configuration: queues by DSCP. Its configuration has no classes then.
+    /// Instead of the classes of its configuration: queues by DSCP. Its configuration has no
+    /// classes then.
     queues: Option<Box<Queues>>,
     /// What digests say.
     gauge: Gauge,
 }
 
-/// The utilization of a link, as a switch keeps it for digests: the mean over a time T, in units of 1 / [`digest::ONE`].
+/// The utilization of a link, as a switch keeps it for digests: the mean over a time T, in units of
+/// 1 / [`digest::ONE`].
 #[derive(Clone, Copy, Debug, Default)]
 struct Gauge {
     utilization: u64,
@@ -423,8 +435,8 @@ impl Link {
         }
     }
 
-    /// Chooses the queues of its packets by DSCP from now on; false on a link with credits, whose lanes both ends have agreed
-    /// on. What waits stays where it is.
+    /// Chooses the queues of its packets by DSCP from now on; false on a link with credits, whose
+    /// lanes both ends have agreed on. What waits stays where it is.
     pub(crate) fn set_queues(&mut self, queues: Queues) -> bool {
         if self.lanes.is_some() {
             return false;
@@ -444,8 +456,8 @@ impl Link {
         }
     }
 
-    /// Whether the queue of a class that is chosen by DSCP has no room for so many bytes; without such queues all share one
-    /// bound.
+    /// Whether the queue of a class that is chosen by DSCP has no room for so many bytes; without
+    /// such queues all share one bound.
     fn is_full(&self, class: usize, bytes: u32) -> bool {
         let own = self.queues.as_ref().filter(|_| self.config.classes == BY_DSCP);
         own.is_some_and(|own| self.waiting_bytes[class] + u64::from(bytes) > own.buffer_bytes())
@@ -555,8 +567,9 @@ impl Link {
         Hop::new(self.config.rate_bps, now.as_nanos(), self.sent_bytes, self.total_bytes())
     }
 
-    /// The utilization of which a switch writes the digest into a packet that starts to depart: what was sent, and the queue
-    /// over what the link sends in `base_rtt`, T. As in PINT, a mean over T; here it is updated when a packet wants it.
+    /// The utilization of which a switch writes the digest into a packet that starts to depart:
+    /// what was sent, and the queue over what the link sends in `base_rtt`, T. As in PINT, a mean
+    /// over T; here it is updated when a packet wants it.
     pub(crate) fn utilization(&mut self, now: Time, base_rtt: Duration) -> u64 {
         let (span, base) = (now.since(self.gauge.at).as_nanos(), base_rtt.as_nanos().max(1));
         if span == 0 || self.config.rate_bps == UNLIMITED {
@@ -712,8 +725,8 @@ impl Link {
         !self.waiting[class].is_empty() && !self.may_go(class)
     }
 
-    /// Whether the next packet of a class would get credit if no more than so many bytes remained in the buffer at the
-    /// other end; true on a link without credits.
+    /// Whether the next packet of a class would get credit if no more than so many bytes remained
+    /// in the buffer at the other end; true on a link without credits.
     pub(crate) fn would_get_credit(&self, class: usize, remaining: u64) -> bool {
         let head = self.waiting[class].front().map_or(0, |head| u64::from(head.bytes));
         let blocks = self.config.credits.map(|blocks| u64::from(blocks.max(LEAST_BLOCKS)));
@@ -871,7 +884,8 @@ mod tests {
         assert_eq!(link.start_next(at(0)).unwrap().class, 0);
     }
 
-    /// By queue: packets of these sizes wait all the time; what left in turns of deficit round robin.
+    /// By queue: packets of these sizes wait all the time; what left in turns of deficit round
+    /// robin.
     fn served(queues: Queues, sizes: &[u32], until_bytes: u64) -> Vec<(usize, u64)> {
         let mut link = link(1 << 40);
         assert!(link.set_queues(queues));
@@ -893,7 +907,8 @@ mod tests {
         left
     }
 
-    /// With what it may lag: two turns, and a frame for each queue and one more, as `parfait::queues::Plan::lag_bytes` says.
+    /// With what it may lag: two turns, and a frame for each queue and one more, as
+    /// `parfait::queues::Plan::lag_bytes` says.
     #[test]
     fn a_backlogged_queue_never_lags_its_weight_by_more_than_the_bound() {
         let (weights, quantum, sizes) = ([7_u32, 60, 1, 30], 256_u64, [1_500, 300, 4_400, 1_106]);
@@ -904,7 +919,8 @@ mod tests {
         for (queue, weight) in weights.into_iter().enumerate() {
             let turn = u64::from(weight) * quantum;
             let bound = (2 * turn + (1 + 4) * 4_400) as i64;
-            // The most that it lags in any interval: the rise of (due - sent) above its least value before.
+            // The most that it lags in any interval: the rise of (due - sent) above its least value
+            // before.
             let (mut ahead, mut least, mut lag) = (0_i64, 0_i64, 0_i64);
             for &(served, bytes) in &left {
                 let own = if served == queue { bytes as i64 } else { 0 };

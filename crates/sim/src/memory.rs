@@ -1,9 +1,9 @@
 //! A node's memory: real bytes with every access checked, or phantom bytes.
 //!
-//! [`Arena`] checks contract C3 independently of the transport: its [`Guard`] keeps its own list of the
-//! accesses allowed. [`Regions`] is the guard for registered regions and memory lent to a device; a
-//! test that knows more supplies its own guard. [`Phantom`] has no contents: payload is a length, for
-//! experiments about speed rather than contents.
+//! [`Arena`] checks contract C3 independently of the transport: its [`Guard`] keeps its own list of
+//! the accesses allowed. [`Regions`] is the guard for registered regions and memory lent to a
+//! device; a test that knows more supplies its own guard. [`Phantom`] has no contents: payload is a
+//! length, for experiments about speed rather than contents.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -46,7 +46,8 @@ pub trait Guard {
     /// It was deregistered.
     fn deregistered(&mut self, lkey: u32);
 
-    /// Checks an access before it happens. The guard chooses whether to record a violation or to panic.
+    /// Checks an access before it happens. The guard chooses whether to record a violation or to
+    /// panic.
     fn judge(&self, addr: u64, len: usize, touch: Touch);
 }
 

@@ -1,15 +1,16 @@
 //! Nodes, the links between them, and the loop that moves time.
 //!
-//! [`Network::advance`] moves from one event time to the next. Within an instant everything due happens
-//! in the order in which it was scheduled; then every affected node takes the product's turns until it
-//! has no more to do. Programs act between two calls: [`Network::touched`] lists the nodes that may
-//! have completions, [`Network::wakes`] the programs that asked to be woken. Changing a node through
-//! [`Network::node_mut`] makes it run again; after changing [`Network::nodes`] directly, call
-//! [`Network::settle`], which runs them all.
+//! [`Network::advance`] moves from one event time to the next. Within an instant everything due
+//! happens in the order in which it was scheduled; then every affected node takes the product's
+//! turns until it has no more to do. Programs act between two calls: [`Network::touched`] lists the
+//! nodes that may have completions, [`Network::wakes`] the programs that asked to be woken.
+//! Changing a node through [`Network::node_mut`] makes it run again; after changing
+//! [`Network::nodes`] directly, call [`Network::settle`], which runs them all.
 //!
-//! Packets take the routes of the [`Graph`]. With [`NetworkConfig::holds`] they take none: they queue in
-//! front of their node until they are handed over one by one, so that they can be inspected, lost,
-//! duplicated, changed and forged ([`Network::release`], [`Network::held`], [`Network::deliver`]).
+//! Packets take the routes of the [`Graph`]. With [`NetworkConfig::holds`] they take none: they
+//! queue in front of their node until they are handed over one by one, so that they can be
+//! inspected, lost, duplicated, changed and forged ([`Network::release`], [`Network::held`],
+//! [`Network::deliver`]).
 //!
 //! Nothing in here depends on the programs.
 
@@ -71,26 +72,30 @@ use watermarks::Watermarks;
 pub struct NetworkConfig {
     /// Nodes, switches and cables.
     pub graph: Graph,
-    /// Packets have an ICRC, which receivers verify. Runs without it are faster, where nothing is damaged.
-    /// Packets between phantom memories have none.
+    /// Packets have an ICRC, which receivers verify. Runs without it are faster, where nothing is
+    /// damaged. Packets between phantom memories have none.
     pub is_sealed: bool,
     /// Packets queue in front of their node until they are handed over.
     pub holds: bool,
     /// The buffer of every switch, shared by its ports; `None` for one that never fills.
     pub buffer: Option<BufferConfig>,
-    /// Whether and when switches find other ways when links fail. With it, ports that were down forget pauses and credits.
+    /// Whether and when switches find other ways when links fail. With it, ports that were down
+    /// forget pauses and credits.
     pub rerouting: Option<Rerouting>,
     /// The watchdog of every switch, for links that hold packets back.
     pub watchdog: Option<Watchdog>,
     /// Who reads the watermarks of switches and tells the hosts, if anybody.
     pub watermarks: Option<Collector>,
-    /// T of switches that write digests: over which they measure utilizations. Longer than most round-trip times.
+    /// T of switches that write digests: over which they measure utilizations. Longer than most
+    /// round-trip times.
     pub telemetry_rtt: Duration,
-    /// Most packets of a node that wait for its cables, each: the others stay in their queue pairs. `None` for no limit.
+    /// Most packets of a node that wait for its cables, each: the others stay in their queue pairs.
+    /// `None` for no limit.
     pub nic_packets: Option<u32>,
     /// IPv6 instead of IPv4.
     pub ipv6: bool,
-    /// RoCEv1: packets have a GRH with GIDs of these addresses. Switches mark and stamp none of them, and see no queue pairs.
+    /// RoCEv1: packets have a GRH with GIDs of these addresses. Switches mark and stamp none of
+    /// them, and see no queue pairs.
     pub roce_v1: bool,
     /// Most packets that a node receives at once.
     pub batch: usize,
@@ -388,7 +393,7 @@ impl<M: NodeMemory> Network<M> {
         self.spinning
     }
 
-    // ---- forged packets --------------------------------------------------------------------------
+    // ---- forged packets -------------------------------------------------------------------------
 
     /// Delivers a forged packet to a node at once, as if another had sent it, with a right ICRC.
     pub fn inject(&mut self, from: u32, to: u32, headers: &Headers, payload: &[u8]) {
@@ -541,7 +546,8 @@ impl<M: NodeMemory> Network<M> {
 
     // ---- restarting ----------------------------------------------------------------------------
 
-    /// A node loses all state: queue pairs, regions, queued packets. The caller supplies new memory.
+    /// A node loses all state: queue pairs, regions, queued packets. The caller supplies new
+    /// memory.
     pub fn restart(&mut self, node: u32, memory: M) {
         self.counts.inject(Fault::Restart);
         let seed = self.chance.word();
@@ -565,8 +571,8 @@ impl<M: NodeMemory> Network<M> {
         self.mark_dirty(node);
     }
 
-    /// Stops a node as SIGSTOP does, or resumes all: packets that arrive there stay unread, which the
-    /// others' wires can see.
+    /// Stops a node as SIGSTOP does, or resumes all: packets that arrive there stay unread, which
+    /// the others' wires can see.
     pub fn stop(&mut self, node: Option<u32>) {
         let ip = node.map(|node| self.addressing.ip(node));
         for (index, entry) in (0..).zip(&mut self.nodes) {
@@ -715,7 +721,8 @@ impl<M: NodeMemory> Network<M> {
         self.dirty.is_empty()
     }
 
-    /// Lets the changed nodes do all they can at this instant; returns whether any had something to do.
+    /// Lets the changed nodes do all they can at this instant; returns whether any had something to
+    /// do.
     pub fn settle_changed(&mut self) -> bool {
         let (mut next, mut is_busy) = (0, false);
         while let Some(&node) = self.dirty.get(next) {
@@ -787,7 +794,8 @@ impl<M: NodeMemory> Network<M> {
         room.min().unwrap_or(most as usize)
     }
 
-    /// Queries a node's wire again for packets that it refused, if its cables have room; returns whether they have.
+    /// Queries a node's wire again for packets that it refused, if its cables have room; returns
+    /// whether they have.
     fn readmit(&mut self, node: u32) -> bool {
         let Some(most) = self.nic_packets else {
             return false;
@@ -800,8 +808,8 @@ impl<M: NodeMemory> Network<M> {
         has_room
     }
 
-    /// Puts the packets sent by a node on their way. Where packets are held the caller does this, and
-    /// sees each packet, and the memory that it came from.
+    /// Puts the packets sent by a node on their way. Where packets are held the caller does this,
+    /// and sees each packet, and the memory that it came from.
     pub fn release(&mut self, node: u32, mut look: impl FnMut(&mut M, &Packet)) {
         let mut outbox = core::mem::take(&mut self.nodes[node as usize].port.outbox);
         for packet in outbox.drain(..) {

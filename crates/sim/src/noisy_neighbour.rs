@@ -1,9 +1,9 @@
 //! Streams that share a slow link with each other, and with a TCP flow.
 //!
-//! All senders are joined to one switch, and its link to the receiver is the bottleneck. The TCP flow is
-//! a reference sender of its own: slow start and CUBIC (RFC 9438), lost packets detected by three later
-//! ones, a retransmission timeout. Its packets are datagrams of the size of the streams' packets; what it
-//! would send again it sends as new packets.
+//! All senders are joined to one switch, and its link to the receiver is the bottleneck. The TCP
+//! flow is a reference sender of its own: slow start and CUBIC (RFC 9438), lost packets detected by
+//! three later ones, a retransmission timeout. Its packets are datagrams of the size of the
+//! streams' packets; what it would send again it sends as new packets.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -87,7 +87,8 @@ impl Neighbours {
     }
 }
 
-/// Runs the senders. `adjust` gets the attributes of every connection, congestion control among them.
+/// Runs the senders. `adjust` gets the attributes of every connection, congestion control among
+/// them.
 ///
 /// # Errors
 /// When a stream ends early because its retries ran out, or cannot be created.

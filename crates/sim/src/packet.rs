@@ -47,8 +47,8 @@ impl Addressing {
         }
     }
 
-    /// The number of the node with this address, or [`GROUP`], or [`NOBODY`]. There need not be a node
-    /// with that number.
+    /// The number of the node with this address, or [`GROUP`], or [`NOBODY`]. There need not be a
+    /// node with that number.
     pub(crate) fn node(self, ip: IpAddr) -> u32 {
         if ip.is_multicast() {
             return GROUP;
@@ -76,7 +76,8 @@ impl Addressing {
         }
     }
 
-    /// Bytes of a packet on an Ethernet link that has `len` from BTH to ICRC, inter-frame gap included.
+    /// Bytes of a packet on an Ethernet link that has `len` from BTH to ICRC, inter-frame gap
+    /// included.
     pub(crate) fn frame_bytes(self, len: u32) -> u32 {
         len + self.network_bytes() + ETHERNET_BYTES
     }
@@ -239,8 +240,8 @@ pub struct Sighting {
     pub telemetry: Option<Stamps>,
 }
 
-/// The telemetry of a packet, as a number that another packet hardly has, with other times, queues and counts. Of digests
-/// there are 255.
+/// The telemetry of a packet, as a number that another packet hardly has, with other times, queues
+/// and counts. Of digests there are 255.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamps {
     /// The number.

@@ -1,9 +1,10 @@
 //! Routes: from every node and switch towards every node, the links that a packet may take next.
 //!
-//! Most nodes have one cable, and most switches the same few sets of links for many destinations. So sets are kept once, a
-//! node with one cable has no table, and all nodes with one cable to the same switch are one destination until a packet
-//! is at that switch: ten thousand hosts take little memory, and little of a processor's cache. Where there is one link, as on
-//! all ways down a tree, the table has it instead of a set.
+//! Most nodes have one cable, and most switches the same few sets of links for many destinations.
+//! So sets are kept once, a node with one cable has no table, and all nodes with one cable to the
+//! same switch are one destination until a packet is at that switch: ten thousand hosts take little
+//! memory, and little of a processor's cache. Where there is one link, as on all ways down a tree,
+//! the table has it instead of a set.
 
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, VecDeque};
@@ -18,17 +19,18 @@ pub enum Spread {
     /// Always the same: the one by the cable that was added first.
     #[default]
     First,
-    /// By a hash of addresses and destination queue pair, at every switch another one (ECMP). NICs get the same from the
-    /// UDP source port, which they choose by queue pair.
+    /// By a hash of addresses and destination queue pair, at every switch another one (ECMP). NICs
+    /// get the same from the UDP source port, which they choose by queue pair.
     Flow,
     /// Every packet at random: packets of a queue pair overtake each other.
     Packet,
-    /// Every packet by the link on which least waits in its queue, one of these at random (adaptive routing): packets of a queue
-    /// pair overtake each other by little.
+    /// Every packet by the link on which least waits in its queue, one of these at random (adaptive
+    /// routing): packets of a queue pair overtake each other by little.
     Shortest,
 }
 
-/// The links that a packet may take: one, by its number, or with [`SET`] the place of a set of links.
+/// The links that a packet may take: one, by its number, or with [`SET`] the place of a set of
+/// links.
 pub(crate) type Choice = u32;
 
 const SET: Choice = 1 << 31;
@@ -50,7 +52,8 @@ pub(crate) enum RowOf {
 struct End {
     /// The class of nodes to which the same ways lead.
     class: u32,
-    /// The vertex at which these ways end, [`NOWHERE`] if that is the node itself, and what it does.
+    /// The vertex at which these ways end, [`NOWHERE`] if that is the node itself, and what it
+    /// does.
     at: u32,
     choice: Choice,
 }
@@ -141,8 +144,8 @@ impl Paths {
         self.chosen(choice)
     }
 
-    /// The links from one node to another, by the first of several ways; cut short where there is none. `end` says where a
-    /// link ends.
+    /// The links from one node to another, by the first of several ways; cut short where there is
+    /// none. `end` says where a link ends.
     pub(crate) fn way(&self, from: u32, to: u32, end: impl Fn(u32) -> Vertex) -> Vec<u32> {
         let (mut at, mut way) = (Vertex::Node(from), Vec::new());
         // Tables with a loop: no way is longer than all vertices.
@@ -207,8 +210,8 @@ impl Paths {
         paths
     }
 
-    /// Puts the nodes whose only cable comes from the same switch into one class, and every other one into its own. Returns
-    /// for each class where its ways end.
+    /// Puts the nodes whose only cable comes from the same switch into one class, and every other
+    /// one into its own. Returns for each class where its ways end.
     fn classify(&mut self, into: &[Vec<(u32, usize)>]) -> Vec<usize> {
         let nodes = self.nodes as usize;
         let mut dests = Vec::new();

@@ -1,9 +1,10 @@
 //! Back-pressure: destinations that admit few packets at once, and none for a while.
 //!
-//! Between two calls of the wire's `send` or `receive`, a destination admits a random number of packets.
-//! Whoever asks for more is refused, and so is everyone else for a random time. Admitted packets that
-//! were not sent by then are admitted no longer. Two rules of [`Wire`](roce::world::Wire) are checked: only
-//! admitted packets are sent, and a node at rest has packets only for destinations that refuse them.
+//! Between two calls of the wire's `send` or `receive`, a destination admits a random number of
+//! packets. Whoever asks for more is refused, and so is everyone else for a random time. Admitted
+//! packets that were not sent by then are admitted no longer. Two rules of
+//! [`Wire`](roce::world::Wire) are checked: only admitted packets are sent, and a node at rest has
+//! packets only for destinations that refuse them.
 
 use alloc::vec::Vec;
 use core::net::IpAddr;
@@ -42,7 +43,8 @@ pub(crate) struct BackPressure {
 #[derive(Debug)]
 struct Destination {
     ip: IpAddr,
-    /// Packets that it still admits until the next call of the wire; drawn when the first is asked for.
+    /// Packets that it still admits until the next call of the wire; drawn when the first is asked
+    /// for.
     left: Option<usize>,
     /// Packets admitted since the last call and not sent.
     admitted: usize,

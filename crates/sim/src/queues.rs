@@ -1,11 +1,12 @@
 //! Weighted queues of an egress port, chosen by a packet's DSCP.
 //!
-//! A port has a traffic class for each range of DSCPs, unless it is given [`Queues`]: then each DSCP
-//! names its queue, and each queue has a weight. The port serves them by deficit weighted round robin: in a turn a queue may
-//! send [`quantum_bytes`](Queues::new) for each unit of its weight, and what it does not use is not kept. So a backlogged
-//! queue gets at least its weight's part of the port, and what one leaves unused goes to the others. Packets of DSCPs that
-//! are bound to no queue (acknowledgements of nobody's job, congestion notifications) have a queue of their own, which is
-//! served first, where there is one left; otherwise they share the last one.
+//! A port has a traffic class for each range of DSCPs, unless it is given [`Queues`]: then each
+//! DSCP names its queue, and each queue has a weight. The port serves them by deficit weighted
+//! round robin: in a turn a queue may send [`quantum_bytes`](Queues::new) for each unit of its
+//! weight, and what it does not use is not kept. So a backlogged queue gets at least its weight's
+//! part of the port, and what one leaves unused goes to the others. Packets of DSCPs that are bound
+//! to no queue (acknowledgements of nobody's job, congestion notifications) have a queue of their
+//! own, which is served first, where there is one left; otherwise they share the last one.
 
 /// Most queues of a port: the traffic classes of IEEE 802.1Qaz.
 pub const MAX_QUEUES: usize = 8;
@@ -24,9 +25,10 @@ pub struct Queues {
 }
 
 impl Queues {
-    /// Queues with these weights, at most [`MAX_QUEUES`], each of which holds at most `buffer_bytes`. A queue of weight 0 is
-    /// served as if it had 1: it has no guarantee, and does not starve. `quantum_bytes`, not 0, is what a queue may send in a
-    /// turn for each unit of weight: the less, the shorter are turns.
+    /// Queues with these weights, at most [`MAX_QUEUES`], each of which holds at most
+    /// `buffer_bytes`. A queue of weight 0 is served as if it had 1: it has no guarantee, and does
+    /// not starve. `quantum_bytes`, not 0, is what a queue may send in a turn for each unit of
+    /// weight: the less, the shorter are turns.
     pub fn new(weights: &[u32], quantum_bytes: u32, buffer_bytes: u64) -> Queues {
         let weighted = weights.len().clamp(1, MAX_QUEUES);
         let mut turns = [0; MAX_QUEUES];

@@ -1,10 +1,10 @@
 //! Rate limits and transmission gates of a host, by DSCP: the rules of [`roce::shaping`] over plain
 //! cells.
 //!
-//! The processes of a real machine share words in memory; a simulated host is one process with a table
-//! of its own. Whoever is held back waits in its queue pair, so that a limit reorders nothing and fills
-//! no queue. Time is that of the simulation, and so is Unix time: gates open at their shift after its
-//! beginning. No rule of when a packet may leave belongs here.
+//! The processes of a real machine share words in memory; a simulated host is one process with a
+//! table of its own. Whoever is held back waits in its queue pair, so that a limit reorders nothing
+//! and fills no queue. Time is that of the simulation, and so is Unix time: gates open at their
+//! shift after its beginning. No rule of when a packet may leave belongs here.
 
 use core::array;
 use core::cell::Cell;
@@ -62,8 +62,8 @@ impl CellTable {
         self.unix_offset_ns = ns;
     }
 
-    /// Whether an agent watches how long exchanges wait. Without one, the host itself ignores a gate
-    /// that holds a job back too long.
+    /// Whether an agent watches how long exchanges wait. Without one, the host itself ignores a
+    /// gate that holds a job back too long.
     pub fn set_supervised(&mut self, is_supervised: bool) {
         self.is_supervised = is_supervised;
     }

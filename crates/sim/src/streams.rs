@@ -1,7 +1,8 @@
 //! Streams for measurements: one side WRITEs continuously to the other.
 //!
 //! Payload is phantom: measurements concern packets, time and queues. A stream keeps a number of
-//! messages posted, so that its window, its rate limit or the network limits it and never its program.
+//! messages posted, so that its window, its rate limit or the network limits it and never its
+//! program.
 
 #[cfg(test)]
 mod failing;
@@ -167,7 +168,8 @@ mod tests {
     use crate::link::{LinkConfig, Vertex};
     use crate::network::NetworkConfig;
 
-    /// Payload bytes that two streams get over a trunk of 10 Gbit/s in 4 ms; the second with this DSCP.
+    /// Payload bytes that two streams get over a trunk of 10 Gbit/s in 4 ms; the second with this
+    /// DSCP.
     fn over_trunk(dscp: u8) -> [u64; 2] {
         use Vertex::{Node, Switch};
         let delay = Duration::from_micros(1);

@@ -1,8 +1,10 @@
-//! Connections of many tenants at once, each with its DSCP: backlogged, in bursts, or with so many bytes to send.
+//! Connections of many tenants at once, each with its DSCP: backlogged, in bursts, or with so many
+//! bytes to send.
 //!
-//! [`Tenants`] holds a network and connections from host to host. A connection WRITEs what it is told to, in messages of
-//! [`MESSAGE_BYTES`], and keeps a few of them posted, so that its window, its rate or the network limits it. Payload is
-//! phantom. What has arrived is counted at the receiver, and [`Tenants::wire_bytes`] says what that took on a link.
+//! [`Tenants`] holds a network and connections from host to host. A connection WRITEs what it is
+//! told to, in messages of [`MESSAGE_BYTES`], and keeps a few of them posted, so that its window,
+//! its rate or the network limits it. Payload is phantom. What has arrived is counted at the
+//! receiver, and [`Tenants::wire_bytes`] says what that took on a link.
 
 use alloc::vec::Vec;
 
@@ -109,7 +111,8 @@ pub struct Tenants {
 }
 
 impl Tenants {
-    /// A network without connections. Endpoints serve their queue pairs a packet each, as a NIC does.
+    /// A network without connections. Endpoints serve their queue pairs a packet each, as a NIC
+    /// does.
     pub fn new(config: &NetworkConfig, transport: Transport) -> Tenants {
         let endpoint = EndpointConfig { burst_packets: 1, max_qps: 1 << 16, ..config.endpoint };
         let network = Network::new(&NetworkConfig { endpoint, ..config.clone() }, |_| Phantom);
@@ -127,7 +130,8 @@ impl Tenants {
         self.network.now()
     }
 
-    /// Connects two hosts, which are not the same, and returns the connection's number. It has nothing to send.
+    /// Connects two hosts, which are not the same, and returns the connection's number. It has
+    /// nothing to send.
     ///
     /// # Errors
     /// When a verb is refused: there are too many connections.
@@ -187,7 +191,8 @@ impl Tenants {
         self.post(line)
     }
 
-    /// Gives a connection so many more bytes to send; it is in [`finished`](Tenants::finished) when all are acknowledged.
+    /// Gives a connection so many more bytes to send; it is in [`finished`](Tenants::finished) when
+    /// all are acknowledged.
     ///
     /// # Errors
     /// When its connection has ended.
@@ -219,7 +224,8 @@ impl Tenants {
         Ok(())
     }
 
-    /// Goes to the next event, at most to `until`, and takes completions; false if there is none before.
+    /// Goes to the next event, at most to `until`, and takes completions; false if there is none
+    /// before.
     ///
     /// # Errors
     /// When a connection has ended.
@@ -286,7 +292,8 @@ impl Tenants {
         busy_since.map_or(busy, |since| busy + self.network.now().since(since))
     }
 
-    /// Bytes that so much payload takes on a link: headers, Ethernet's preamble and the gap between frames among them.
+    /// Bytes that so much payload takes on a link: headers, Ethernet's preamble and the gap between
+    /// frames among them.
     pub fn wire_bytes(&self, payload: u64) -> u64 {
         let around = u64::from(self.network.network_bytes() + ETHERNET_BYTES);
         let each = around + BTH_BYTES + ICRC_BYTES as u64;

@@ -1,8 +1,8 @@
 //! Topologies of the crate `topology` as graphs to simulate, with the routes of its tables.
 //!
-//! Hosts become nodes and switches stay switches, both numbered in the topology's order. A node sends by its first
-//! connected port. Hosts with several ports become several nodes, one for each ([`Nics`]), or forward
-//! ([`relaying`]).
+//! Hosts become nodes and switches stay switches, both numbered in the topology's order. A node
+//! sends by its first connected port. Hosts with several ports become several nodes, one for each
+//! ([`Nics`]), or forward ([`relaying`]).
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -149,7 +149,8 @@ fn islands(topology: &Topology) -> Vec<u32> {
     islands
 }
 
-/// The graph of a topology whose hosts' ports are nodes, with shortest paths. `config` says what both directions of a link are.
+/// The graph of a topology whose hosts' ports are nodes, with shortest paths. `config` says what
+/// both directions of a link are.
 pub fn cables_of_nics(
     topology: &Topology,
     nics: &Nics,
@@ -169,9 +170,10 @@ pub fn cables_of_nics(
     })
 }
 
-/// The graph of a topology whose hosts forward: one with several ports is a node behind a switch of its own, which joins them. These
-/// switches are numbered behind the others, in the order of their hosts, and their links, as fast as all ports of the host
-/// together, come behind those of the topology.
+/// The graph of a topology whose hosts forward: one with several ports is a node behind a switch of
+/// its own, which joins them. These switches are numbered behind the others, in the order of their
+/// hosts, and their links, as fast as all ports of the host together, come behind those of the
+/// topology.
 pub fn relaying(topology: &Topology, config: impl Fn(&Link) -> LinkConfig) -> Graph {
     let numbers = Numbers::of(topology);
     let several = relays(topology);
@@ -201,8 +203,9 @@ pub fn relays(topology: &Topology) -> Vec<NodeId> {
     topology.hosts().filter(|&host| topology.node(host).links().count() > 1).collect()
 }
 
-/// The graph of some hosts of a topology, numbered in this order, and of all its switches: the other hosts have no cable. Links
-/// of hosts are like `edge`, those between switches like `trunk`, whatever the topology says.
+/// The graph of some hosts of a topology, numbered in this order, and of all its switches: the
+/// other hosts have no cable. Links of hosts are like `edge`, those between switches like `trunk`,
+/// whatever the topology says.
 pub fn among(topology: &Topology, hosts: &[NodeId], edge: LinkConfig, trunk: LinkConfig) -> Graph {
     let numbers = Numbers::of(topology);
     let bare = Graph::new(hosts.len() as u32, numbers.switches.len() as u32);
@@ -221,7 +224,8 @@ pub fn among(topology: &Topology, hosts: &[NodeId], edge: LinkConfig, trunk: Lin
     })
 }
 
-/// Two hosts of a topology that no way over switches joins, if there are such: programs on them could not talk to each other.
+/// Two hosts of a topology that no way over switches joins, if there are such: programs on them
+/// could not talk to each other.
 pub fn separate_hosts(topology: &Topology) -> Option<[NodeId; 2]> {
     let all: Vec<NodeId> = topology.hosts().collect();
     let (&first, others) = all.split_first()?;
@@ -240,8 +244,8 @@ pub fn separate_hosts(topology: &Topology) -> Option<[NodeId; 2]> {
     others.iter().find(|other| !seen.contains(other)).map(|&other| [first, other])
 }
 
-/// The graph of a topology, with the routes of `tables`. Rates and delays are those of its links, the rest is that of
-/// `like`.
+/// The graph of a topology, with the routes of `tables`. Rates and delays are those of its links,
+/// the rest is that of `like`.
 pub fn graph(topology: &Topology, channels: &Channels, tables: &Tables, like: LinkConfig) -> Graph {
     let config = |link: &Link| {
         let delay = Duration::from_nanos(link.capacity.delay_ns);

@@ -1,8 +1,9 @@
-//! Checks the checker: it finds every seeded bug of the transport, and reports after how many seeds.
+//! Checks the checker: it finds every seeded bug of the transport, and reports after how many
+//! seeds.
 //!
 //! Needs the feature `seeded-bugs`:
-//! `cargo test --release -p sim --features seeded-bugs --test seeded -- --nocapture`; `DQUANT_BUG=atomic-repeated` searches
-//! for one only.
+//! `cargo test --release -p sim --features seeded-bugs --test seeded -- --nocapture`;
+//! `DQUANT_BUG=atomic-repeated` searches for one only.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

@@ -1,4 +1,5 @@
-//! Subnet administration (SA): what programs ask a subnet manager for before they connect (IBA 15.2).
+//! Subnet administration (SA): what programs ask a subnet manager for before they connect (IBA
+//! 15.2).
 //!
 //! | record | answered |
 //! |---|---|
@@ -9,8 +10,9 @@
 //! | `InformInfo` | subscribe to ports and groups that come and go; see [`inform`] |
 //! | `ClassPortInfo` | what is supported: nothing optional |
 //!
-//! Tables that are longer than a datagram are sent by [`rmpp`]; where too many are under way, the answer is "no
-//! resources". Everything else is refused as not supported. A port may join and leave for itself alone.
+//! Tables that are longer than a datagram are sent by [`rmpp`]; where too many are under way, the
+//! answer is "no resources". Everything else is refused as not supported. A port may join and leave
+//! for itself alone.
 
 pub mod groups;
 pub mod inform;
@@ -143,8 +145,8 @@ fn class_port_info() -> Vec<u8> {
     data
 }
 
-/// Whether what is there fits what is asked for: a selector in the two high bits, the value in the others
-/// (IBA 15.2.5.16).
+/// Whether what is there fits what is asked for: a selector in the two high bits, the value in the
+/// others (IBA 15.2.5.16).
 fn fits(wanted: Option<u8>, selector: Option<u8>, value: u8) -> bool {
     let Some(wanted) = wanted.map(|wanted| wanted & 0x3f) else {
         return true;
@@ -261,13 +263,14 @@ impl Subnet<'_> {
         }
     }
 
-    /// Records of a size that are looked for: more than can be sent, so that it is known if there are.
+    /// Records of a size that are looked for: more than can be sent, so that it is known if there
+    /// are.
     fn most(&self, query: &Query<'_>, size: usize) -> usize {
         let room = if query.method == GET_TABLE { self.room.max(MAD_BYTES) } else { 2 * size };
         room / size + 1
     }
 
-    // ---- paths -----------------------------------------------------------------------------------
+    // ---- paths ----------------------------------------------------------------------------------
 
     /// From a source to a destination, or as a table from a source to all.
     fn paths(&self, groups: &Groups, query: &Query<'_>) -> Result<Vec<Vec<u8>>, Status> {
@@ -355,7 +358,8 @@ impl Subnet<'_> {
         number.map_or(0, |number| self.levels.level(*number, lid))
     }
 
-    /// What the path from one port to another can carry, as switches forward; `None` if it does not end there.
+    /// What the path from one port to another can carry, as switches forward; `None` if it does not
+    /// end there.
     fn reach(&self, from: Place, to: Place, lid: u16) -> Option<Reach> {
         let info = |place: Place| self.node(place)?.ports.get(&place.1);
         let mut reach = Reach::MOST;
@@ -381,7 +385,7 @@ impl Subnet<'_> {
         None
     }
 
-    // ---- nodes and ports -------------------------------------------------------------------------
+    // ---- nodes and ports ------------------------------------------------------------------------
 
     /// Ports that are given by LID, or all.
     fn places(&self, lid: Option<u16>) -> impl Iterator<Item = (Place, u16)> {
@@ -463,7 +467,7 @@ impl Subnet<'_> {
         Ok(alloc::vec![record])
     }
 
-    // ---- multicast -------------------------------------------------------------------------------
+    // ---- multicast ------------------------------------------------------------------------------
 
     fn member(
         &self,

@@ -1,10 +1,10 @@
-//! Discovery of a fabric by directed routes: from one node, port by port, until nothing new is found (IBA 14.4).
+//! Discovery of a fabric by directed routes: from one node, port by port, until nothing new is
+//! found (IBA 14.4).
 //!
 //! A state machine; the order of calls is that of [`Requester`].
 //!
-//! Nothing that a node responds is trusted: numbers of ports and links are compared with what is known, and what does
-//! not fit is listed as a
-//! [`Complaint`] and left out.
+//! Nothing that a node responds is trusted: numbers of ports and links are compared with what is
+//! known, and what does not fit is listed as a [`Complaint`] and left out.
 
 use alloc::borrow::ToOwned;
 use alloc::collections::{BTreeMap, VecDeque};
@@ -192,7 +192,7 @@ impl Discovery {
         }
     }
 
-    // ---- responses -------------------------------------------------------------------------------
+    // ---- responses ------------------------------------------------------------------------------
 
     fn handle_node(&mut self, route: DirectedRoute, from: Option<Place>, data: &[u8; 64]) {
         let nonsense = |what| Complaint::Nonsense { route, what };
@@ -330,7 +330,8 @@ impl Discovery {
 
     // ---- what changes later ---------------------------------------------------------------------
 
-    /// Takes links out, each given by one of its ends, what cannot be reached without them, and routes that pass them.
+    /// Takes links out, each given by one of its ends, what cannot be reached without them, and
+    /// routes that pass them.
     pub fn cut(&mut self, links: &[Place]) {
         for near in links {
             if let Some(far) = self.links.remove(near) {
@@ -349,8 +350,9 @@ impl Discovery {
         self.links.retain(|near, far| nodes.contains_key(&near.0) && nodes.contains_key(&far.0));
     }
 
-    /// Takes nodes over from an earlier discovery that have not responded now although a link to them is up, and what nodes
-    /// have not responded to: a node that is too slow for its manager may well forward packets.
+    /// Takes nodes over from an earlier discovery that have not responded now although a link to
+    /// them is up, and what nodes have not responded to: a node that is too slow for its manager
+    /// may well forward packets.
     pub fn keep_silent(&mut self, before: &Discovery) {
         for (guid, node) in &mut self.nodes {
             let Some(known) = before.nodes.get(guid) else {
@@ -385,8 +387,8 @@ impl Discovery {
         }
     }
 
-    /// Cuts links of which one end is up and the other says that it is down: a GUID that two nodes have makes such links.
-    /// A link that died in the middle of the discovery looks the same.
+    /// Cuts links of which one end is up and the other says that it is down: a GUID that two nodes
+    /// have makes such links. A link that died in the middle of the discovery looks the same.
     pub fn cut_contradictory(&mut self) {
         let is_down = |end: &Place| {
             let info = self.nodes.get(&end.0).and_then(|node| node.ports.get(&end.1));
@@ -403,8 +405,8 @@ impl Discovery {
         }
     }
 
-    /// Cuts switches off that did not say how large their tables are: one that is broken must not keep all others from
-    /// being routed.
+    /// Cuts switches off that did not say how large their tables are: one that is broken must not
+    /// keep all others from being routed.
     pub fn cut_unreadable(&mut self) {
         let is_unreadable = |guid: &u64| {
             let node = self.nodes.get(guid);
@@ -519,7 +521,8 @@ impl Discovery {
         ports.filter(|(_, info)| info.is_manager).map(|(place, _)| place).collect()
     }
 
-    /// The way to a port that has a LID: of an adapter, one that ends there; of a switch, port 0 is meant.
+    /// The way to a port that has a LID: of an adapter, one that ends there; of a switch, port 0 is
+    /// meant.
     pub fn route(&self, (guid, port): Place) -> Option<DirectedRoute> {
         let node = self.nodes.get(&guid)?;
         let is_switch = node.info.node_type == NodeType::Switch;
@@ -529,8 +532,8 @@ impl Discovery {
         }
     }
 
-    /// The graph. Nodes have the names that they call themselves; where two call themselves alike, their GUIDs are
-    /// behind. Links get `capacity`.
+    /// The graph. Nodes have the names that they call themselves; where two call themselves alike,
+    /// their GUIDs are behind. Links get `capacity`.
     ///
     /// # Errors
     /// When nodes do not fit together, which the checks before should have found.

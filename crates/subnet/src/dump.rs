@@ -1,8 +1,9 @@
-//! Forwarding tables as text, as opensm (`opensm-lfts.dump`) and `dump_fts` of infiniband-diags write them.
+//! Forwarding tables as text, as opensm (`opensm-lfts.dump`) and `dump_fts` of infiniband-diags
+//! write them.
 //!
-//! A topology has neither GUIDs nor LIDs, so they get those that ibsim and then `dquant subnet manage` give: hosts from
-//! 0x100000 on, one for the node and one for each of its ports; switches from 0x200000 on; LIDs from 1 in the order of
-//! GUIDs.
+//! A topology has neither GUIDs nor LIDs, so they get those that ibsim and then
+//! `dquant subnet manage` give: hosts from 0x100000 on, one for the node and one for each of its
+//! ports; switches from 0x200000 on; LIDs from 1 in the order of GUIDs.
 
 use alloc::format;
 use alloc::string::String;

@@ -1,8 +1,8 @@
-//! Requests to the nodes of a fabric and their responses: how many are under way, which response belongs to which
-//! request, and what is asked again.
+//! Requests to the nodes of a fabric and their responses: how many are under way, which response
+//! belongs to which request, and what is asked again.
 //!
-//! Whoever requests says why, with a context of their own, and gets it back with the response. What requests mean
-//! does not belong here.
+//! Whoever requests says why, with a context of their own, and gets it back with the response. What
+//! requests mean does not belong here.
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
@@ -10,7 +10,8 @@ use core::time::Duration;
 
 use crate::mad::{Attribute, DirectedRoute, MAD_BYTES, MadError, Method, Smp};
 
-/// Requests under way at a time: responses come back by the way of the requests, and agents have small queues.
+/// Requests under way at a time: responses come back by the way of the requests, and agents have
+/// small queues.
 pub const WINDOW: usize = 16;
 
 /// How often a request is sent.
@@ -19,13 +20,14 @@ pub const TRIES: usize = 3;
 /// How long a response may take.
 pub const PATIENCE: Duration = Duration::from_millis(200);
 
-/// What sends requests to a fabric: a state machine without a clock or a socket. Time is what the caller says it is,
-/// since an origin of their own; it never goes back.
+/// What sends requests to a fabric: a state machine without a clock or a socket. Time is what the
+/// caller says it is, since an origin of their own; it never goes back.
 ///
 /// # Order of calls
 ///
-/// `poll_transmit` until it returns `None`; then `handle_response` for what arrived, and `handle_timeout` once the time
-/// has come that `poll_timeout` returned; again from the beginning until `is_done`.
+/// `poll_transmit` until it returns `None`; then `handle_response` for what arrived, and
+/// `handle_timeout` once the time has come that `poll_timeout` returned; again from the beginning
+/// until `is_done`.
 pub trait Requester {
     /// The next datagram to send.
     fn poll_transmit(&mut self, now: Duration) -> Option<[u8; MAD_BYTES]>;
@@ -109,7 +111,8 @@ pub struct Done<C> {
 /// What successive exchanges have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Numbering {
-    /// The next transaction: a late response to a request of an earlier exchange is not taken for one of a later.
+    /// The next transaction: a late response to a request of an earlier exchange is not taken for
+    /// one of a later.
     pub next: u32,
     /// The M_Key that requests carry.
     pub m_key: u64,

@@ -1,8 +1,9 @@
-//! Linear forwarding tables as switches hold them: by LID, in blocks; and what packets do that follow them.
+//! Linear forwarding tables as switches hold them: by LID, in blocks; and what packets do that
+//! follow them.
 //!
-//! Where a table is being replaced, a switch forwards by the old entry or by the new one. So what is asked here can be
-//! asked of two sets of tables at once: each switch may use either. What holds for both together holds for every
-//! state between them, in whatever order blocks are written.
+//! Where a table is being replaced, a switch forwards by the old entry or by the new one. So what
+//! is asked here can be asked of two sets of tables at once: each switch may use either. What holds
+//! for both together holds for every state between them, in whatever order blocks are written.
 
 use alloc::vec::Vec;
 
@@ -25,9 +26,10 @@ impl Forwarding {
         Forwarding { ports: alloc::vec![alloc::vec![NO_ROUTE; len]; switches] }
     }
 
-    /// Tables that lead to every LID: to those of end ports as `tables` say, to those of switches with end ports as to
-    /// the first of these, so that no path is new, and to other switches by Up*/Down*. From where that leads to no such
-    /// switch, as between the roots of a tree, a `detour` leads to the nearest switch from where it does.
+    /// Tables that lead to every LID: to those of end ports as `tables` say, to those of switches
+    /// with end ports as to the first of these, so that no path is new, and to other switches by
+    /// Up*/Down*. From where that leads to no such switch, as between the roots of a tree, a
+    /// `detour` leads to the nearest switch from where it does.
     pub fn new(
         channels: &Channels,
         tables: &Tables,
@@ -73,8 +75,9 @@ impl Forwarding {
         forwarding
     }
 
-    /// Leads the further LIDs of an end port by other ports than its first one: at each switch by those, in turn, that are as
-    /// close to it as the port for the first LID. So no path goes round, and none is longer.
+    /// Leads the further LIDs of an end port by other ports than its first one: at each switch by
+    /// those, in turn, that are as close to it as the port for the first LID. So no path goes
+    /// round, and none is longer.
     pub fn spread(&mut self, channels: &Channels, owners: &[Owner]) {
         let mut ways = Ways::new(channels);
         // The first LID of the end port, and the depths of its paths once there is a second.
@@ -189,7 +192,8 @@ fn extend(channels: &Channels, ports: &mut [u8]) {
     }
 }
 
-/// Where packets for one LID go: by switch, the channels to leave by. Two where old and new tables differ.
+/// Where packets for one LID go: by switch, the channels to leave by. Two where old and new tables
+/// differ.
 pub struct Ways<'a> {
     channels: &'a Channels,
     next: Vec<[u32; 2]>,
@@ -265,9 +269,10 @@ impl<'a> Ways<'a> {
         removed < switches
     }
 
-    /// Calls `turn` with every two channels that packets from `sources` can pass one after the other. If switches get the
-    /// second tables in order of their depths, packets that follow them go on following them, and no switch has an old
-    /// entry that is less deep than one with a new entry.
+    /// Calls `turn` with every two channels that packets from `sources` can pass one after the
+    /// other. If switches get the second tables in order of their depths, packets that follow them
+    /// go on following them, and no switch has an old entry that is less deep than one with a new
+    /// entry.
     pub fn turns(
         &self,
         sources: impl Iterator<Item = u32>,
@@ -326,8 +331,8 @@ impl Turns {
         self.made[usize::from(lane) * self.len + self.first[from as usize] + place] = true;
     }
 
-    /// By lane and channel, those that packets pass next; channels of a lane are numbered behind those of the lanes
-    /// before it.
+    /// By lane and channel, those that packets pass next; channels of a lane are numbered behind
+    /// those of the lanes before it.
     pub fn lists(&self, channels: &Channels) -> Vec<Vec<u32>> {
         let count = channels.all().len();
         let lanes = self.made.len().checked_div(self.len).unwrap_or(1);

@@ -1,9 +1,11 @@
-//! Service levels (SLs): which virtual lane each takes at each port, and which of them packets of a path have.
+//! Service levels (SLs): which virtual lane each takes at each port, and which of them packets of a
+//! path have.
 //!
-//! Every port maps SLs to the lanes of its link in turn, so the first ones have a lane of their own, the same at every
-//! switch. A path whose lane is `n` gets SL `n`. Lanes share their link equally: they are there to keep credit loops out,
-//! not to put anything before anything else. Links to hosts may have fewer lanes than paths need, since nothing passes a
-//! host, so nothing can wait in a cycle there.
+//! Every port maps SLs to the lanes of its link in turn, so the first ones have a lane of their
+//! own, the same at every switch. A path whose lane is `n` gets SL `n`. Lanes share their link
+//! equally: they are there to keep credit loops out, not to put anything before anything else.
+//! Links to hosts may have fewer lanes than paths need, since nothing passes a host, so nothing can
+//! wait in a cycle there.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -47,7 +49,8 @@ impl Levels {
         Levels { lanes: others.map_or(self.lanes, |others| others.lanes.clone()), ..self }
     }
 
-    /// The SL of packets from a switch to a LID; `None` if the LID was nobody's, or the path was not there.
+    /// The SL of packets from a switch to a LID; `None` if the LID was nobody's, or the path was
+    /// not there.
     pub fn known(&self, from: u32, lid: u16) -> Option<u8> {
         let home = self.homes.get(usize::from(lid)).copied().filter(|home| *home != NOWHERE)?;
         self.lanes.known(from, home)
@@ -58,7 +61,8 @@ impl Levels {
         self.known(from, lid).unwrap_or(0)
     }
 
-    /// The same where switches have other numbers; `old_of` has, by the new number, the old one, or none.
+    /// The same where switches have other numbers; `old_of` has, by the new number, the old one, or
+    /// none.
     pub fn renumbered(&self, old_of: &[Option<u32>]) -> Levels {
         let new_of: BTreeMap<u32, u32> =
             old_of.iter().zip(0..).filter_map(|(old, new)| Some(((*old)?, new))).collect();
@@ -80,7 +84,8 @@ impl Levels {
         destinations
     }
 
-    /// Lanes for tables that lead to LIDs; those that pairs of switches had `before` are kept. `None` where they do not fit.
+    /// Lanes for tables that lead to LIDs; those that pairs of switches had `before` are kept.
+    /// `None` where they do not fit.
     pub fn divided<N: Fn(u32, u32) -> Option<u32>>(
         self,
         channels: &Channels,
@@ -138,7 +143,8 @@ pub fn is_in_use(discovery: &Discovery, place: Place) -> bool {
     info.is_some_and(|info| PortInfo::parse(info).state >= Some(PortState::Armed))
 }
 
-/// What makes a port map SLs to so many lanes and share its link among them. A host's port with one lane needs nothing.
+/// What makes a port map SLs to so many lanes and share its link among them. A host's port with one
+/// lane needs nothing.
 pub fn requests(discovery: &Discovery, place: Place, lanes: u8) -> Vec<Request> {
     let (guid, port) = place;
     let mut requests = Vec::new();

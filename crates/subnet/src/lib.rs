@@ -1,8 +1,8 @@
-//! Discovery, set-up and management of InfiniBand fabrics as state machines. Numbers of chapters are those of the
-//! InfiniBand Architecture Specification (IBA), volume 1, release 1.3.
+//! Discovery, set-up and management of InfiniBand fabrics as state machines. Numbers of chapters
+//! are those of the InfiniBand Architecture Specification (IBA), volume 1, release 1.3.
 //!
-//! Nothing in here touches an operating system, and nothing is random but by a seed that the caller passes. Routes are
-//! computed in [`mod@topology`].
+//! Nothing in here touches an operating system, and nothing is random but by a seed that the caller
+//! passes. Routes are computed in [`mod@topology`].
 //!
 //! | module | what it holds |
 //! |---|---|

@@ -1,10 +1,11 @@
 //! Local identifiers (LIDs): who has which, now and after a restart.
 //!
-//! A port keeps its LID for as long as it can: what a manager remembers comes first, then what the port says itself,
-//! then what is free. A manager that takes over leaves ports in use what they have. Of two ports with one LID the one that
-//! is remembered with it keeps it, or else the first, and the other gets a new one. The LID of a port that is away is not
-//! given to a port that merely says it has it. With an LMC each end port has 2^LMC consecutive LIDs that begin at a multiple
-//! of their number; port 0 of a switch has one.
+//! A port keeps its LID for as long as it can: what a manager remembers comes first, then what the
+//! port says itself, then what is free. A manager that takes over leaves ports in use what they
+//! have. Of two ports with one LID the one that is remembered with it keeps it, or else the first,
+//! and the other gets a new one. The LID of a port that is away is not given to a port that merely
+//! says it has it. With an LMC each end port has 2^LMC consecutive LIDs that begin at a multiple of
+//! their number; port 0 of a switch has one.
 
 use alloc::collections::BTreeMap;
 use alloc::collections::btree_map::Entry;
@@ -88,7 +89,8 @@ impl Lids {
         let smallest = tables.map(|info| linear_capacity(&info)).min();
         let most = smallest.map_or(LAST_LID, |smallest| LAST_LID.min(smallest.saturating_sub(1)));
         let mut pool = Pool::up_to(most);
-        // Ports that are away for a while find their LIDs free when they are back, if that is possible.
+        // Ports that are away for a while find their LIDs free when they are back, if that is
+        // possible.
         for (place, lid) in remembered {
             pool.reserve(*lid, if place.1 == 0 { 1 } else { 1 << lmc });
         }

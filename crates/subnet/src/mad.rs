@@ -1,8 +1,9 @@
-//! Subnet management packets (SMPs) with directed routes, and the attributes that they carry (IBA 14.2).
+//! Subnet management packets (SMPs) with directed routes, and the attributes that they carry (IBA
+//! 14.2).
 //!
-//! An SMP is a management datagram of 256 bytes: a header of 64, an attribute of 64, and two paths of 64. It travels
-//! by the list of ports in its initial path, so it needs neither LIDs nor tables. What arrives is checked for its
-//! form here; whether it makes sense is for who asked.
+//! An SMP is a management datagram of 256 bytes: a header of 64, an attribute of 64, and two paths
+//! of 64. It travels by the list of ports in its initial path, so it needs neither LIDs nor tables.
+//! What arrives is checked for its form here; whether it makes sense is for who asked.
 //!
 //! Numbers of bytes are those of the specification, counted from the beginning of the attribute.
 
@@ -336,8 +337,8 @@ impl NodeInfo {
     }
 }
 
-/// Attribute `NodeDescription`: text that ends at the first zero; what is no UTF-8 is replaced, and quotes and line
-/// breaks, which names cannot have.
+/// Attribute `NodeDescription`: text that ends at the first zero; what is no UTF-8 is replaced, and
+/// quotes and line breaks, which names cannot have.
 pub fn node_description(data: &[u8; 64]) -> String {
     let end = data.iter().position(|byte| *byte == 0).unwrap_or(data.len());
     let text = String::from_utf8_lossy(&data[..end]);
@@ -437,20 +438,23 @@ fn lanes_of(code: u8) -> u8 {
 /// Entries of a block of a VL arbitration table.
 const ARBITRATION_BLOCK: u8 = 32;
 
-/// How many virtual lanes of data a port can send on: what it has, or while it is in use what it was set to, and each of
-/// them has to fit into the low-priority arbitration table (VLArbitrationLowCap); from attribute `PortInfo`. At least 1.
+/// How many virtual lanes of data a port can send on: what it has, or while it is in use what it
+/// was set to, and each of them has to fit into the low-priority arbitration table
+/// (VLArbitrationLowCap); from attribute `PortInfo`. At least 1.
 pub fn usable_lanes(port_info: &[u8; 64]) -> u8 {
     let is_in_use = PortInfo::parse(port_info).state >= Some(PortState::Armed);
     let code = if is_in_use { port_info[43] >> 4 } else { port_info[37] >> 4 };
     lanes_of(code).min(port_info[40]).max(1)
 }
 
-/// Blocks of the low and of the high-priority arbitration table of a port; from attribute `PortInfo`.
+/// Blocks of the low and of the high-priority arbitration table of a port; from attribute
+/// `PortInfo`.
 pub fn arbitration_blocks(port_info: &[u8; 64]) -> [u8; 2] {
     [port_info[40], port_info[39]].map(|entries| entries.div_ceil(ARBITRATION_BLOCK).min(2))
 }
 
-/// Attribute `SLtoVLMappingTable` (IBA 14.2.5.8): service levels take the lanes in turn, so the first have their own.
+/// Attribute `SLtoVLMappingTable` (IBA 14.2.5.8): service levels take the lanes in turn, so the
+/// first have their own.
 pub fn level_mapping(lanes: u8) -> [u8; 64] {
     let lane = |level: usize| (level % usize::from(lanes.max(1))) as u8;
     core::array::from_fn(|at| match at {
@@ -459,8 +463,8 @@ pub fn level_mapping(lanes: u8) -> [u8; 64] {
     })
 }
 
-/// The first block of attribute `VLArbitrationTable` (IBA 14.2.5.9) for the low priority: every lane gets an equal share,
-/// in turns of 64 times 64 bytes, one packet of the largest MTU.
+/// The first block of attribute `VLArbitrationTable` (IBA 14.2.5.9) for the low priority: every
+/// lane gets an equal share, in turns of 64 times 64 bytes, one packet of the largest MTU.
 pub fn equal_arbitration(lanes: u8) -> [u8; 64] {
     core::array::from_fn(|at| match ((at / 2) as u8, at % 2) {
         (lane, _) if lane >= lanes => 0,
@@ -469,13 +473,14 @@ pub fn equal_arbitration(lanes: u8) -> [u8; 64] {
     })
 }
 
-/// Whether a switch takes one `SLtoVLMappingTable` for all input ports at once (OptimizedSLtoVLMappingProgramming); from
-/// attribute `SwitchInfo`.
+/// Whether a switch takes one `SLtoVLMappingTable` for all input ports at once
+/// (OptimizedSLtoVLMappingProgramming); from attribute `SwitchInfo`.
 pub fn maps_all_inputs(switch_info: &[u8; 64]) -> bool {
     switch_info[11] & 1 != 0
 }
 
-/// Whether a port can tell its clients to register anew (IsClientReregistrationSupported); from attribute `PortInfo`.
+/// Whether a port can tell its clients to register anew (IsClientReregistrationSupported); from
+/// attribute `PortInfo`.
 pub fn can_reregister(port_info: &[u8; 64]) -> bool {
     port_info[20] & 1 << 1 != 0
 }
@@ -485,10 +490,11 @@ pub fn can_reregister(port_info: &[u8; 64]) -> bool {
 pub struct KeyGuard {
     /// The M_Key.
     pub key: u64,
-    /// M_KeyProtectBits: 1 hides the key from those who have not got it, 2 and 3 refuse all that they ask for; 0 does
-    /// neither. Nothing can be set without the key.
+    /// M_KeyProtectBits: 1 hides the key from those who have not got it, 2 and 3 refuse all that
+    /// they ask for; 0 does neither. Nothing can be set without the key.
     pub protection: u8,
-    /// Seconds after which the port gives the protection up when its manager is silent after a violation; 0 is never.
+    /// Seconds after which the port gives the protection up when its manager is silent after a
+    /// violation; 0 is never.
     pub lease_s: u16,
 }
 
@@ -512,8 +518,8 @@ impl KeyGuard {
 /// In byte 43 of `PortInfo`: PartitionEnforcementInbound and Outbound.
 const ENFORCEMENT: u8 = 0x0c;
 
-/// Whether a port of a switch discards packets of partitions that its table does not hold, in both directions; from
-/// attribute `PortInfo`.
+/// Whether a port of a switch discards packets of partitions that its table does not hold, in both
+/// directions; from attribute `PortInfo`.
 pub fn enforces_partitions(port_info: &[u8; 64]) -> bool {
     port_info[43] & ENFORCEMENT == ENFORCEMENT
 }
@@ -538,8 +544,9 @@ pub struct PortSetting {
 }
 
 impl PortSetting {
-    /// The attribute that sets it, from those of the port and of the port at the other end, as they were read: the
-    /// largest MTU and the most VLs that both have, unless the port is in use. Widths and speeds stay.
+    /// The attribute that sets it, from those of the port and of the port at the other end, as they
+    /// were read: the largest MTU and the most VLs that both have, unless the port is in use.
+    /// Widths and speeds stay.
     pub fn emit(&self, own: &[u8; 64], far: Option<&[u8; 64]>) -> [u8; 64] {
         let far = far.unwrap_or(own);
         let is_in_use = PortInfo::parse(own).state.is_some_and(|now| now >= PortState::Armed);
@@ -602,7 +609,8 @@ pub fn has_port_change(switch_info: &[u8; 64]) -> bool {
     switch_info[11] & 1 << 2 != 0
 }
 
-/// The attribute `SwitchInfo` that sets the last LID of the linear table, and leaves PortStateChange: a zero is ignored.
+/// The attribute `SwitchInfo` that sets the last LID of the linear table, and leaves
+/// PortStateChange: a zero is ignored.
 pub fn switch_setting(own: &[u8; 64], top: u16) -> [u8; 64] {
     let mut data = *own;
     data[6..8].copy_from_slice(&top.to_be_bytes());

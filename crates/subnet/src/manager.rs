@@ -1,4 +1,5 @@
-//! A long-running subnet manager: it discovers a fabric, sets it up, watches it, and gives way to better managers.
+//! A long-running subnet manager: it discovers a fabric, sets it up, watches it, and gives way to
+//! better managers.
 //!
 //! A state machine without a clock or a socket; [`Manager`] has the order of calls.
 //!
@@ -12,20 +13,22 @@
 //! | groups | members of multicast groups that came or went, another fabric | multicast tables |
 //! | look (light sweep) | by a trap, and at an interval | links that are gone, or a heavy sweep |
 //!
-//! Links that are gone are rerouted at once; a heavy sweep follows only where that is not all. Whatever fails leaves
-//! the last good tables as they are, and a node that stays silent behind a link that is up keeps its place in them.
+//! Links that are gone are rerouted at once; a heavy sweep follows only where that is not all.
+//! Whatever fails leaves the last good tables as they are, and a node that stays silent behind a
+//! link that is up keeps its place in them.
 //!
 //! # Election
 //!
-//! The master is the manager with the highest priority, among equals that with the lowest GUID (IBA 14.4.1). A standby
-//! polls the master and takes its place when it stays silent. A master that finds a standby of higher priority, or a
-//! master that goes before it, hands over.
+//! The master is the manager with the highest priority, among equals that with the lowest GUID (IBA
+//! 14.4.1). A standby polls the master and takes its place when it stays silent. A master that
+//! finds a standby of higher priority, or a master that goes before it, hands over.
 //!
 //! # What others can do to it
 //!
-//! Whoever may send to QP 0 (root of any node) can send traps and `SMInfo`. A trap makes it look at one switch, and
-//! after traps that were wrong ever less often. A control message is taken from nodes alone that were found to be
-//! managers, with the same SM_Key. What it has to send is bounded, and so is what it reports.
+//! Whoever may send to QP 0 (root of any node) can send traps and `SMInfo`. A trap makes it look at
+//! one switch, and after traps that were wrong ever less often. A control message is taken from
+//! nodes alone that were found to be managers, with the same SM_Key. What it has to send is
+//! bounded, and so is what it reports.
 
 pub mod event;
 mod look;
@@ -74,7 +77,8 @@ const TRAP_REST: Duration = Duration::from_millis(50);
 /// The longest rest between looks for traps.
 const MAX_TRAP_REST: Duration = Duration::from_secs(5);
 
-/// Rest after multicast tables were written: however fast members come and go, the fabric is looked at in between.
+/// Rest after multicast tables were written: however fast members come and go, the fabric is looked
+/// at in between.
 const GROUPS_REST: Duration = Duration::from_millis(50);
 
 /// Most managers with another SM_Key that are reported.
@@ -83,8 +87,9 @@ const MAX_FOREIGN: usize = 64;
 /// Rest after a report of a control message that was refused.
 const REFUSAL_REST: Duration = Duration::from_secs(1);
 
-/// Sweeps in turn at which a node is silent when it is told how to map service levels, and taken not to do that then. One
-/// that is silent at all else, too, is not in the way: it is left out of the fabric.
+/// Sweeps in turn at which a node is silent when it is told how to map service levels, and taken
+/// not to do that then. One that is silent at all else, too, is not in the way: it is left out of
+/// the fabric.
 const MAX_SILENCES: u32 = 3;
 
 /// Most ports that are away and whose LIDs are remembered: as many as there are LIDs.
@@ -93,11 +98,12 @@ const MAX_ABSENT: usize = LAST_LID as usize;
 /// Before a heavy sweep that failed is repeated; it doubles up to the interval of light sweeps.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// Intervals of light sweeps in which another master may give way before its part of the fabric is taken: it finds this
-/// one at its next light sweep.
+/// Intervals of light sweeps in which another master may give way before its part of the fabric is
+/// taken: it finds this one at its next light sweep.
 const RIVAL_INTERVALS: u32 = 3;
 
-/// The SM_Key of managers that were given none: that of opensm, which talks to no manager with another.
+/// The SM_Key of managers that were given none: that of opensm, which talks to no manager with
+/// another.
 pub const DEFAULT_SM_KEY: u64 = 1;
 
 /// How it behaves.
@@ -223,7 +229,8 @@ pub struct Fabric {
     routed: Routed,
     lids: Lids,
     directory: Directory,
-    /// The tables that it was set up to, by the GUID of the switch, also while the next are computed and written.
+    /// The tables that it was set up to, by the GUID of the switch, also while the next are
+    /// computed and written.
     tables: BTreeMap<u64, Arc<Vec<u8>>>,
     /// Of switches, by GUID.
     numbers: BTreeMap<u64, u32>,
@@ -305,9 +312,10 @@ struct Unwilling {
 ///
 /// # Order of calls
 ///
-/// `poll_event` and `poll_transmit` until they return `None`; the work of `poll_work`, if there is some, whose outcome
-/// goes to `handle_work`; then `handle_datagram` for what arrived, and `handle_timeout` once the time has come that
-/// `poll_timeout` returned; again from the beginning. Time never goes back.
+/// `poll_event` and `poll_transmit` until they return `None`; the work of `poll_work`, if there is
+/// some, whose outcome goes to `handle_work`; then `handle_datagram` for what arrived, and
+/// `handle_timeout` once the time has come that `poll_timeout` returned; again from the beginning.
+/// Time never goes back.
 #[derive(Debug)]
 pub struct Manager {
     config: Config,
@@ -342,7 +350,8 @@ pub struct Manager {
     /// What ports have got beside their LIDs.
     ports: Ports,
     partitions: Option<Partitions>,
-    /// GUIDs of nodes that did not take them, and of those that were silent, at how many sweeps in turn.
+    /// GUIDs of nodes that did not take them, and of those that were silent, at how many sweeps in
+    /// turn.
     without_levels: BTreeSet<u64>,
     silent_levels: BTreeMap<u64, u32>,
     /// GUIDs of switches of whose tables a block could not be read.
@@ -355,10 +364,12 @@ pub struct Manager {
     /// Tables of subnet administration that are under way.
     sender: Sender,
     subscriptions: Subscriptions,
-    /// Multicast forwarding tables that switches hold, and GUIDs of switches of which that is not known.
+    /// Multicast forwarding tables that switches hold, and GUIDs of switches of which that is not
+    /// known.
     trees: MulticastTables,
     unknown_trees: BTreeSet<u64>,
-    /// Multicast tables are not written before this time, and so long after blocks of them that were not written.
+    /// Multicast tables are not written before this time, and so long after blocks of them that
+    /// were not written.
     groups_at: Duration,
     groups_retry: Duration,
     /// Of the tables that are being written: the first block that was not, and how many.
@@ -381,8 +392,9 @@ pub struct Manager {
 }
 
 impl Manager {
-    /// One that has not begun. `lids` are those that ports had before, `transaction` the first number of its requests:
-    /// a responder may still have responses to those of a process before it.
+    /// One that has not begun. `lids` are those that ports had before, `transaction` the first
+    /// number of its requests: a responder may still have responses to those of a process before
+    /// it.
     pub fn new(config: Config, lids: BTreeMap<Place, u16>, transaction: u32) -> Manager {
         Manager {
             config,
@@ -454,7 +466,7 @@ impl Manager {
         self
     }
 
-    // ---- outputs ---------------------------------------------------------------------------------
+    // ---- outputs --------------------------------------------------------------------------------
 
     /// The next datagram to send.
     pub fn poll_transmit(&mut self, now: Duration) -> Option<Datagram> {
@@ -509,7 +521,8 @@ impl Manager {
         self.events.pop_front()
     }
 
-    /// When [`handle_timeout`](Manager::handle_timeout) is wanted next; `None` while only the outcome of work is awaited.
+    /// When [`handle_timeout`](Manager::handle_timeout) is wanted next; `None` while only the
+    /// outcome of work is awaited.
     pub fn poll_timeout(&self) -> Option<Duration> {
         let tables = [self.sender.poll_timeout(), self.subscriptions.poll_timeout()];
         tables.into_iter().chain([self.task_timeout()]).flatten().min()
@@ -584,7 +597,7 @@ impl Manager {
         matches!(self.task, Task::Nothing) && self.replies.is_empty()
     }
 
-    // ---- inputs ----------------------------------------------------------------------------------
+    // ---- inputs ---------------------------------------------------------------------------------
 
     /// Time has passed.
     pub fn handle_timeout(&mut self, now: Duration) {
@@ -671,7 +684,8 @@ impl Manager {
         match done.result {
             Ok((routed, target, how)) => {
                 let discovery = done.discovery;
-                // A new manager knows no members of groups; neither does it know those that were cut off.
+                // A new manager knows no members of groups; neither does it know those that were
+                // cut off.
                 let known = self.fabric.as_ref().filter(|_| !self.is_new);
                 let is_new = |place| known.is_none_or(|fabric| fabric.lids.of(place).is_none());
                 let (channels, numbering) = (&routed.channels, self.numbering);
@@ -725,7 +739,7 @@ impl Manager {
         }
     }
 
-    // ---- the course of a sweep ---------------------------------------------------------------------
+    // ---- the course of a sweep ------------------------------------------------------------------
 
     /// Begins what is due, if nothing is under way.
     fn begin(&mut self, now: Duration) {
@@ -1013,8 +1027,9 @@ impl Manager {
         }
     }
 
-    /// Notes which ports have P_Keys, and which map service levels to lanes. A node that does not take that leaves one lane for
-    /// all paths: at once if it refuses, after some sweeps in turn if it is silent.
+    /// Notes which ports have P_Keys, and which map service levels to lanes. A node that does not
+    /// take that leaves one lane for all paths: at once if it refuses, after some sweeps in turn if
+    /// it is silent.
     fn note_ports(&mut self, setup: &Setup, discovery: &Discovery) {
         self.ports.keys.extend(setup.keys().map(|(place, keys)| (place, keys.clone())));
         self.ports.levels.extend(setup.levels());
@@ -1040,7 +1055,8 @@ impl Manager {
         self.without_levels.retain(is_there);
     }
 
-    /// Forgets LIDs of ports that are away and that others have now; of all ports that are away, if there are too many.
+    /// Forgets LIDs of ports that are away and that others have now; of all ports that are away, if
+    /// there are too many.
     fn forget_lids(&mut self, directory: &Directory, lids: &Lids) {
         let before = self.lids.len();
         let is_crowded = before - lids.count() > MAX_ABSENT;
@@ -1050,7 +1066,7 @@ impl Manager {
         self.lids_changed |= self.lids.len() != before;
     }
 
-    // ---- light sweeps ------------------------------------------------------------------------------
+    // ---- light sweeps ---------------------------------------------------------------------------
 
     fn handle_look(&mut self, done: &Finished<look::Asked>) {
         if let (Task::Look(look), Some(fabric)) = (&mut self.task, &self.fabric) {
@@ -1112,7 +1128,7 @@ impl Manager {
         }
     }
 
-    // ---- subnet administration ---------------------------------------------------------------------
+    // ---- subnet administration ------------------------------------------------------------------
 
     fn administer(&mut self, now: Duration, peer: Peer, mad: &[u8; MAD_BYTES]) {
         let (Some(fabric), Peer::Lid { lid, queue_pair, service_level }) = (&self.fabric, peer)
@@ -1197,7 +1213,8 @@ impl Manager {
         let order: Vec<u64> =
             routed.ranks.order().iter().map(|switch| routed.guid(*switch)).collect();
         let target = self.groups.tables(&fabric.discovery, &order);
-        // A switch may be new, may have lost its tables, or have those of another manager: as if all ports were in all trees.
+        // A switch may be new, may have lost its tables, or have those of another manager: as if
+        // all ports were in all trees.
         let blocks = self.groups.blocks();
         for guid in core::mem::take(&mut self.unknown_trees) {
             let node = fabric.discovery.nodes().get(&guid);
@@ -1229,7 +1246,8 @@ impl Manager {
         self.task = Task::Groups(exchange, stages);
     }
 
-    /// A block that was not written is unknown: the next time it is written as if all ports were in it.
+    /// A block that was not written is unknown: the next time it is written as if all ports were in
+    /// it.
     fn handle_group_block(&mut self, done: &Finished<()>) {
         if matches!(done.fate, Fate::Response(_)) {
             return;
@@ -1263,7 +1281,7 @@ impl Manager {
         self.groups_retry = (self.groups_retry * 2).min(self.config.interval.max(RETRY));
     }
 
-    // ---- the election ------------------------------------------------------------------------------
+    // ---- the election ---------------------------------------------------------------------------
 
     /// What it tells others about itself.
     fn sm_info(&self) -> SmInfo {
@@ -1322,7 +1340,8 @@ impl Manager {
         }
     }
 
-    /// A master hands over to whoever goes before it, and lets others hand over to it before it goes on.
+    /// A master hands over to whoever goes before it, and lets others hand over to it before it
+    /// goes on.
     fn defend(&mut self, now: Duration, discovery: Discovery, own: &SmInfo) {
         let rests = |other: &Unwilling| now < other.until || !other.has_set_up;
         let unwilling = self.unwilling.filter(rests).map(|other| other.guid);
@@ -1465,7 +1484,8 @@ impl Manager {
         self.reply(peer, response);
     }
 
-    /// There may be a manager that the last heavy sweep has not found: a reason for one, but not at every datagram.
+    /// There may be a manager that the last heavy sweep has not found: a reason for one, but not at
+    /// every datagram.
     fn suspect_stranger(&mut self, now: Duration) {
         if self.stranger_at <= now {
             self.stranger_at = now + self.config.interval;
@@ -1526,7 +1546,7 @@ impl Manager {
         }
     }
 
-    // ---- queues ------------------------------------------------------------------------------------
+    // ---- queues ---------------------------------------------------------------------------------
 
     fn reply(&mut self, peer: Peer, mad: [u8; MAD_BYTES]) {
         self.reply_with(peer, mad, MAD_BYTES);
@@ -1575,7 +1595,8 @@ fn summary(
     }
 }
 
-/// Whether another manager has this SM_Key. It tells 0 to those whom it does not take for the master, as opensm does.
+/// Whether another manager has this SM_Key. It tells 0 to those whom it does not take for the
+/// master, as opensm does.
 fn is_of_subnet(other: &SmInfo, key: u64) -> bool {
     other.key == 0 || other.key == key
 }

@@ -1,4 +1,5 @@
-//! Partitions: which ports may talk to which (IBA 10.9). Read from a file in the manner of opensm's `partitions.conf`.
+//! Partitions: which ports may talk to which (IBA 10.9). Read from a file in the manner of opensm's
+//! `partitions.conf`.
 //!
 //! ```text
 //! # name=P_Key, flags : members;
@@ -14,9 +15,10 @@
 //! | `defmember=full` or `limited` | what members are that do not say; limited without it |
 //! | member | a GUID of a port, `ALL`, `ALL_CAS`, `ALL_SWITCHES`, `ALL_ROUTERS` or `SELF`, the manager's port |
 //!
-//! Two ports share a partition if both are members and one of them is a full one. A line ends with `;` and may go on over
-//! several lines. The partition 0x7fff is always there: every port is a limited member at least, and the manager's a full
-//! one, since programs ask subnet administration by it.
+//! Two ports share a partition if both are members and one of them is a full one. A line ends with
+//! `;` and may go on over several lines. The partition 0x7fff is always there: every port is a
+//! limited member at least, and the manager's a full one, since programs ask subnet administration
+//! by it.
 
 use alloc::collections::BTreeMap;
 use alloc::string::{String, ToString};
@@ -173,7 +175,8 @@ impl Memberships {
         self.keys.get(&place).map_or(&[], Vec::as_slice)
     }
 
-    /// The P_Key by which one port sends to another: the one that is asked for, or else the first that both have.
+    /// The P_Key by which one port sends to another: the one that is asked for, or else the first
+    /// that both have.
     pub fn shared(&self, from: Place, to: Place, wanted: Option<u16>) -> Option<u16> {
         let is_wanted = |key: u16| wanted.is_none_or(|wanted| (wanted ^ key) & !FULL == 0);
         let mut own = self.of(from).iter().copied().filter(|key| is_wanted(*key));
@@ -198,8 +201,8 @@ impl Memberships {
     }
 }
 
-/// What writes the table of an end port, and with `enforces` that of the port of its switch; and how many keys there is
-/// room for.
+/// What writes the table of an end port, and with `enforces` that of the port of its switch; and
+/// how many keys there is room for.
 pub fn requests(
     discovery: &Discovery,
     place: Place,

@@ -1,9 +1,10 @@
 //! Setting up a fabric that was discovered: LIDs, forwarding tables, states of ports (IBA 14.4).
 //!
-//! Steps, each of which begins when every request of the one before has its response or was given up: LIDs are
-//! assigned before tables are written, and tables before ports are armed. A request that fails is listed as a
-//! complaint, and the setup goes on; but of later stages of tables what depends on a block that was not written is left
-//! out, and the last one, that of drained LIDs, if any block was not: together with old entries it could close a cycle.
+//! Steps, each of which begins when every request of the one before has its response or was given
+//! up: LIDs are assigned before tables are written, and tables before ports are armed. A request
+//! that fails is listed as a complaint, and the setup goes on; but of later stages of tables what
+//! depends on a block that was not written is left out, and the last one, that of drained LIDs, if
+//! any block was not: together with old entries it could close a cycle.
 //!
 //! | step | what is written |
 //! |---|---|
@@ -15,8 +16,9 @@
 //! | 6 | `PortInfo` of both ends of every link that is not in use: armed |
 //! | 7 | the same: active |
 //!
-//! Without all tables of step 3 of switches, those of step 4 could have credit loops: then nothing else is written. Nothing
-//! passes a host, so a host that does not take its own is a complaint like others.
+//! Without all tables of step 3 of switches, those of step 4 could have credit loops: then nothing
+//! else is written. Nothing passes a host, so a host that does not take its own is a complaint like
+//! others.
 
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
@@ -40,8 +42,9 @@ use topology::channels::Channels;
 use topology::graph::NodeId;
 use topology::routes::{Tables, up_down::Ranks};
 
-/// How long drained LIDs rest: a packet leaves the fabric in that time, or its switches discard it (head-of-queue
-/// and switch lifetimes, IBA 18.2.5.4, are at most some hundreds of milliseconds in practice).
+/// How long drained LIDs rest: a packet leaves the fabric in that time, or its switches discard it
+/// (head-of-queue and switch lifetimes, IBA 18.2.5.4, are at most some hundreds of milliseconds in
+/// practice).
 pub const REST: Duration = Duration::from_millis(200);
 
 /// Why a fabric cannot be set up.
@@ -192,9 +195,10 @@ struct Routing<'a> {
 }
 
 impl Routing<'_> {
-    /// With paths between all switches if these close no cycle, without some of them if not; and with one lane for all
-    /// paths if that will do. If there were more before, connections keep theirs. With an LMC, the LIDs of a port lead over
-    /// different paths unless that closes a cycle.
+    /// With paths between all switches if these close no cycle, without some of them if not; and
+    /// with one lane for all paths if that will do. If there were more before, connections keep
+    /// theirs. With an LMC, the LIDs of a port lead over different paths unless that closes a
+    /// cycle.
     fn forwarding(&self, before: Option<&Levels>) -> Result<(Forwarding, Levels), SetupError> {
         let Routing { channels, tables, ranks, owners, most_lanes, .. } = *self;
         let top = owners.len().saturating_sub(1) as u16;
@@ -235,7 +239,8 @@ impl Routing<'_> {
                     continue;
                 };
                 refused = match transition::flaw(channels, &forwarding, top, &levels) {
-                    // What has no cycle in one lane has none in many, whatever levels connections have.
+                    // What has no cycle in one lane has none in many, whatever levels connections
+                    // have.
                     None if !is_divided => {
                         return Ok((forwarding, one.like(had_lanes)));
                     }
@@ -282,7 +287,8 @@ enum Why {
     HostLevel(Place),
     /// P_Keys of an end port, also at its switch.
     Keys(Place),
-    /// A port refused to enter this state. It may be there already: a response got lost, or data made it active.
+    /// A port refused to enter this state. It may be there already: a response got lost, or data
+    /// made it active.
     Verify(Place, Option<PortState>, u16),
 }
 
@@ -323,8 +329,8 @@ pub struct Setup {
     failed_blocks: BTreeSet<u32>,
     /// Drained LIDs have no route, since a table was not written.
     is_cut_short: bool,
-    /// Ports whose tables of service levels were written, and how many lanes they have; those of switches that did not take
-    /// them.
+    /// Ports whose tables of service levels were written, and how many lanes they have; those of
+    /// switches that did not take them.
     levels: BTreeMap<Place, u8>,
     failed_levels: BTreeMap<Place, Failure>,
     /// The same with P_Keys.
@@ -352,9 +358,9 @@ impl Setup {
         Ok(Setup::to(discovery, channels, target, &ports, Numbering::default(), |_| false))
     }
 
-    /// Of a fabric to a target, with the rest of what ports get. The numbering is that of the requests. Clients of ports
-    /// that `is_new` names have to register with subnet administration anew, even if their port is in use and stays as
-    /// it is.
+    /// Of a fabric to a target, with the rest of what ports get. The numbering is that of the
+    /// requests. Clients of ports that `is_new` names have to register with subnet administration
+    /// anew, even if their port is in use and stays as it is.
     pub fn to(
         discovery: &Discovery,
         channels: &Channels,
@@ -414,7 +420,8 @@ impl Setup {
         taken.map(|(place, keys)| (*place, keys))
     }
 
-    /// Ports of switches that did not take tables of service levels. Then no forwarding table was written.
+    /// Ports of switches that did not take tables of service levels. Then no forwarding table was
+    /// written.
     pub fn failed_levels(&self) -> &BTreeMap<Place, Failure> {
         &self.failed_levels
     }
@@ -615,7 +622,8 @@ impl<'a> Plan<'a> {
         Plan { discovery, channels, target, ports, is_new, guids, numbers, manager_lid }
     }
 
-    /// Ports that have to get tables of service levels, and how many lanes they have; none where all paths have one lane.
+    /// Ports that have to get tables of service levels, and how many lanes they have; none where
+    /// all paths have one lane.
     fn levels(&self) -> BTreeMap<Place, u8> {
         if self.target.levels.lanes.count() < 2 {
             return BTreeMap::new();
@@ -638,7 +646,8 @@ impl<'a> Plan<'a> {
         wanted.filter(lacks).map(|(place, keys)| (place, keys.to_vec())).collect()
     }
 
-    /// What writes them, and which ports have more than fit. Ports of switches that are in use enforce them from now on.
+    /// What writes them, and which ports have more than fit. Ports of switches that are in use
+    /// enforce them from now on.
     fn key_requests(
         &self,
         keys: &BTreeMap<Place, Vec<u16>>,
@@ -665,7 +674,8 @@ impl<'a> Plan<'a> {
         (all, complaints)
     }
 
-    /// Whether a port of a switch discards packets of other partitions; `None` where that is left as it is.
+    /// Whether a port of a switch discards packets of other partitions; `None` where that is left
+    /// as it is.
     fn enforcement(&self, place: Place) -> Option<bool> {
         let memberships = self.ports.memberships.as_ref()?;
         let far = self.discovery.links().get(&place)?;
@@ -790,8 +800,8 @@ impl<'a> Plan<'a> {
         writes.iter().filter_map(request).collect()
     }
 
-    /// Of switches whose last LID is another. PortStateChange stays: a port may have changed since it was read, so only
-    /// a look clears it, which reads all ports afterwards.
+    /// Of switches whose last LID is another. PortStateChange stays: a port may have changed since
+    /// it was read, so only a look clears it, which reads all ports afterwards.
     fn switches(&self) -> Vec<(Request, Why)> {
         let top = self.target.lids.top();
         let request = |switch: &NodeId| {

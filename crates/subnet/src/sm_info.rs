@@ -1,5 +1,5 @@
-//! What subnet managers tell each other and are told: the attribute `SMInfo` (IBA 14.2.5.13), notices (IBA 13.4.8.2),
-//! and the headers of the datagrams that carry both.
+//! What subnet managers tell each other and are told: the attribute `SMInfo` (IBA 14.2.5.13),
+//! notices (IBA 13.4.8.2), and the headers of the datagrams that carry both.
 
 use crate::mad::{DIRECTED_ROUTE, MAD_BYTES, u16_at, u64_at};
 

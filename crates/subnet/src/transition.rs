@@ -1,20 +1,23 @@
-//! From one set of tables to another, without a state between them that has a loop or a cyclic channel dependency.
+//! From one set of tables to another, without a state between them that has a loop or a cyclic
+//! channel dependency.
 //!
-//! While tables are written, each switch forwards a LID by the old entry or by the new one. A LID may *move* if no mix
-//! of both makes a loop, and if the turns of all such mixes close no cycle with those of all other LIDs. Blocks of LIDs
-//! that move can be written in any order, and packets under way do no harm: what holds for every mix holds for them.
+//! While tables are written, each switch forwards a LID by the old entry or by the new one. A LID
+//! may *move* if no mix of both makes a loop, and if the turns of all such mixes close no cycle
+//! with those of all other LIDs. Blocks of LIDs that move can be written in any order, and packets
+//! under way do no harm: what holds for every mix holds for them.
 //!
-//! Where only a loop is in the way, switches get their new entries *in order*: first those next to the destination,
-//! then those whose new path leads over them. A packet then follows old entries up to some switch, and new ones from
-//! there to the end, so it cannot come back.
+//! Where only a loop is in the way, switches get their new entries *in order*: first those next to
+//! the destination, then those whose new path leads over them. A packet then follows old entries up
+//! to some switch, and new ones from there to the end, so it cannot come back.
 //!
-//! The other LIDs are *drained*: their entries that change are removed first, time passes until no packet is under way
-//! to them, and then they get the new entries. A table with fewer entries makes fewer turns, so neither half of that
-//! adds any that the old or the new tables have not.
+//! The other LIDs are *drained*: their entries that change are removed first, time passes until no
+//! packet is under way to them, and then they get the new entries. A table with fewer entries makes
+//! fewer turns, so neither half of that adds any that the old or the new tables have not.
 //!
-//! Where paths are divided among lanes, all of this holds lane by lane: packets of a path are in the lane of the service
-//! level that its sender has, which is the old one or the new one. Where the old one is not known, as from another
-//! manager, packets that follow old entries may be in any.
+//! Where paths are divided among lanes, all of this holds lane by lane: packets of a path are in
+//! the lane of the service level that its sender has, which is the old one or the new one. Where
+//! the old one is not known, as from another manager, packets that follow old entries may be in
+//! any.
 //!
 //! | stage | what is written |
 //! |---|---|
@@ -97,8 +100,8 @@ struct Lanes<'a> {
 }
 
 impl Lanes<'_> {
-    /// By lane, the switches from which packets to a LID may be in it, by any of these levels. Without levels, and where
-    /// they say nothing, they may be in every lane.
+    /// By lane, the switches from which packets to a LID may be in it, by any of these levels.
+    /// Without levels, and where they say nothing, they may be in every lane.
     fn sources(&self, lid: u16, levels: &[Option<&Levels>]) -> Vec<(u8, Vec<u32>)> {
         if self.count == 1 {
             return alloc::vec![(0, sources(self.channels).collect())];
@@ -130,9 +133,9 @@ impl Lanes<'_> {
 }
 
 impl Transition {
-    /// From what switches hold to what they shall hold, with the service levels of both; `None` if the old ones are not
-    /// known. Both are for the channels that are there now; `target` has no flaw. All blocks of switches that
-    /// `is_unknown` says are written.
+    /// From what switches hold to what they shall hold, with the service levels of both; `None` if
+    /// the old ones are not known. Both are for the channels that are there now; `target` has no
+    /// flaw. All blocks of switches that `is_unknown` says are written.
     pub fn new(
         channels: &Channels,
         (old, old_levels): (&Forwarding, Option<&Levels>),
@@ -265,12 +268,14 @@ impl Plan<'_> {
         (self.one_by_one(changed, &old_turns), false)
     }
 
-    /// Senders have the old level or the new one. Those of another manager are told to ask anew before tables change.
+    /// Senders have the old level or the new one. Those of another manager are told to ask anew
+    /// before tables change.
     fn both(&self) -> [Option<&Levels>; 2] {
         [self.old_levels.or(Some(self.levels)), Some(self.levels)]
     }
 
-    /// The same, where all together would close a cycle: LID by LID, after the old turns and those of the LIDs before.
+    /// The same, where all together would close a cycle: LID by LID, after the old turns and those
+    /// of the LIDs before.
     fn one_by_one(&self, changed: &[u16], old_turns: &[Vec<u32>]) -> Vec<Kind> {
         let channels = self.channels.all().len() as u32;
         let mut graph = Dependencies::new(old_turns.len());

@@ -1,4 +1,5 @@
-//! Questions of programs to a manager: what it answers, what it refuses, and multicast trees that reach every member once.
+//! Questions of programs to a manager: what it answers, what it refuses, and multicast trees that
+//! reach every member once.
 
 mod agents;
 mod world;

@@ -132,7 +132,8 @@ fn a_switch_with_the_guid_of_another_is_named() {
     discovery.topology(Capacity::default()).expect("a graph");
 }
 
-/// Its GUID is that of a switch one of whose links is missing, so that the link of the impostor fits in there.
+/// Its GUID is that of a switch one of whose links is missing, so that the link of the impostor
+/// fits in there.
 #[test]
 fn a_link_to_a_port_that_is_down_is_not_believed() {
     let mut agents = Agents::of("leaf-spine:4x3x3");

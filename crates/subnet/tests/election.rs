@@ -1,5 +1,5 @@
-//! Several managers on one fabric: one is master, whoever dies, joins, or was cut off; and the tables stay whole, which is
-//! walked after every block that a switch takes.
+//! Several managers on one fabric: one is master, whoever dies, joins, or was cut off; and the
+//! tables stay whole, which is walked after every block that a switch takes.
 
 mod agents;
 mod world;

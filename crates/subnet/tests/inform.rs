@@ -1,4 +1,5 @@
-//! Subscribers to what happens: everybody who wants it gets it once and in order, and those who take nothing cost little.
+//! Subscribers to what happens: everybody who wants it gets it once and in order, and those who
+//! take nothing cost little.
 
 mod agents;
 mod world;
@@ -82,7 +83,8 @@ fn respond(world: &mut World, report: &Datagram) {
     give(world, read(report).0, &mad);
 }
 
-/// Takes every report, with `chance` of its loss and that of its response in so many, until nothing comes any more.
+/// Takes every report, with `chance` of its loss and that of its response in so many, until nothing
+/// comes any more.
 fn take_all(world: &mut World, chance: u32, seed: u64) -> Vec<((u16, u32), u16, u64)> {
     let mut generator = Pcg32::new(seed, 9);
     let mut is_lost = || chance > 0 && generator.next_u32().is_multiple_of(chance);

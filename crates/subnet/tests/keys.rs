@@ -1,4 +1,5 @@
-//! M_Keys: ports that have one take nothing from whoever has another, and what they refuse is counted and reported.
+//! M_Keys: ports that have one take nothing from whoever has another, and what they refuse is
+//! counted and reported.
 
 mod agents;
 mod world;

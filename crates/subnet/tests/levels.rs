@@ -1,5 +1,6 @@
-//! Paths on several virtual lanes: what ports are told, what programs are told, and that no state on the way has a cycle
-//! of buffers that wait for each other, walked with the lanes that switches use and the levels that senders have.
+//! Paths on several virtual lanes: what ports are told, what programs are told, and that no state
+//! on the way has a cycle of buffers that wait for each other, walked with the lanes that switches
+//! use and the levels that senders have.
 
 mod agents;
 mod world;
@@ -196,7 +197,8 @@ fn a_host_that_takes_no_levels_costs_nobody_the_lanes() {
     assert_eq!(world.counters(0).heavy_sweeps, 2, "it is not asked for ever");
 }
 
-/// Links die and come back, also while tables are written. Connections that are up keep their level.
+/// Links die and come back, also while tables are written. Connections that are up keep their
+/// level.
 #[test]
 fn no_state_in_between_has_a_cycle_in_any_lane_over_seeds() {
     let (mut with_lanes, mut fallbacks) = (0, 0);

@@ -1,5 +1,6 @@
-//! Managers that stay, on simulated fabrics that change under them. After every block of a forwarding table that a
-//! switch takes, all tables are walked: no packet goes round, and no cycle of channels wait for each other.
+//! Managers that stay, on simulated fabrics that change under them. After every block of a
+//! forwarding table that a switch takes, all tables are walked: no packet goes round, and no cycle
+//! of channels wait for each other.
 
 mod agents;
 mod world;
@@ -397,7 +398,8 @@ fn a_link_that_dies_unnoticed_in_the_middle_of_a_sweep_is_found_by_the_next() {
         // It gets a LID behind the last one, which all switches are told.
         first.into_iter().for_each(|link| world.join(link));
         world.step(datagrams);
-        // No shortest route of the manager leads over the last link, so nothing that it sends gets lost.
+        // No shortest route of the manager leads over the last link, so nothing that it sends gets
+        // lost.
         let link = world.links_between_switches().pop().expect("a link");
         world.cut_silently(link);
         world.run(25 * SECOND);
@@ -434,7 +436,8 @@ fn the_lid_of_a_port_that_is_away_is_not_given_to_a_stranger() {
     world.check_all_paths("with a stranger");
 }
 
-/// What a node does not say any more is taken from before; a new switch that says nothing is left out.
+/// What a node does not say any more is taken from before; a new switch that says nothing is left
+/// out.
 #[test]
 fn nodes_that_only_say_who_they_are_keep_their_place_and_end_no_sweep() {
     for (curt, is_new) in [("leaf3", false), ("spine1", false), ("host11", false), ("spine1", true)]
@@ -478,7 +481,8 @@ fn set_ups_of(events: &[(usize, Event)]) -> Vec<subnet::manager::event::Summary>
     events.iter().filter_map(summary).collect()
 }
 
-/// Others get their new entries as far as that closes no loop and no cycle, which is walked after every block.
+/// Others get their new entries as far as that closes no loop and no cycle, which is walked after
+/// every block.
 #[test]
 fn a_switch_that_takes_no_table_for_a_while_does_no_harm_over_seeds() {
     for seed in 0..40 {

@@ -1,4 +1,5 @@
-//! Partitions: what ports hold, what programs are told and refused, and that all of it follows ports that come and go.
+//! Partitions: what ports hold, what programs are told and refused, and that all of it follows
+//! ports that come and go.
 
 mod agents;
 mod world;
@@ -18,7 +19,8 @@ const SECOND: Duration = Duration::from_secs(1);
 const PATH: u16 = 0x35;
 const MEMBER: u16 = 0x38;
 
-/// Host 0 manages; 1 and 2 are full members of 1, 3 a limited one, 4 and 5 limited ones of 2, 6 a full one of both.
+/// Host 0 manages; 1 and 2 are full members of 1, 3 a limited one, 4 and 5 limited ones of 2, 6 a
+/// full one of both.
 fn managed(enforces: bool) -> World {
     let mut world = World::of("leaf-spine:3x2x3");
     let guid = |at| format!("{:#x}", Agents::port_guid(world.host(at), 1));

@@ -1,5 +1,5 @@
-//! Tables of subnet administration that take several datagrams: they arrive whole whatever gets lost, comes twice or in
-//! another order; and what clients can make the manager hold is bounded.
+//! Tables of subnet administration that take several datagrams: they arrive whole whatever gets
+//! lost, comes twice or in another order; and what clients can make the manager hold is bounded.
 
 mod agents;
 mod world;
@@ -46,7 +46,8 @@ fn request(attribute: u16, transaction: u64, fields: &[(u8, usize, u16)]) -> [u8
     mad
 }
 
-/// A receiver as the specification has it: it takes segments in order, and acknowledges each with a window.
+/// A receiver as the specification has it: it takes segments in order, and acknowledges each with a
+/// window.
 #[derive(Default)]
 struct Receiver {
     records: Vec<u8>,
@@ -201,7 +202,8 @@ fn a_client_that_is_silent_gives_up_or_talks_nonsense_holds_nothing() {
         pass(&mut world, SECOND);
         assert_eq!(sent(&mut world).len(), 0, "nothing more");
     }
-    // ACKs that cannot be: of a segment that was not sent, a window that ends before it, another version or type.
+    // ACKs that cannot be: of a segment that was not sent, a window that ends before it, another
+    // version or type.
     let nonsense: [(&[(usize, u8)], u8); 4] = [
         (&[(31, 9), (35, 20)], 123),
         (&[(31, 1), (35, 0)], 122),

@@ -1,4 +1,5 @@
-//! The largest fabric that LIDs can address: 500 leaves with 96 hosts and 32 links up, 125 spines; 48,625 LIDs.
+//! The largest fabric that LIDs can address: 500 leaves with 96 hosts and 32 links up, 125 spines;
+//! 48,625 LIDs.
 //!
 //! ```console
 //! $ cargo nextest run --release -p subnet --test scale --run-ignored all --no-capture

@@ -1,4 +1,5 @@
-//! Fabrics that are discovered, routed and set up: afterwards every port is active and packets find every LID.
+//! Fabrics that are discovered, routed and set up: afterwards every port is active and packets find
+//! every LID.
 
 mod agents;
 

@@ -1,7 +1,7 @@
 //! What passes between the threads of a run: text of several documents, and the tokens of it.
 //!
-//! Documents of a few hundred bytes share a batch, so that a queue is used once per chunk of text and not once per
-//! document.
+//! Documents of a few hundred bytes share a batch, so that a queue is used once per chunk of text
+//! and not once per document.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,7 +1,8 @@
 //! What a run needs to go on after it was killed.
 //!
-//! The state is written after the tokens that it counts are on the disk, under another name and then renamed, so
-//! that there is always either the previous state or the next one, and the files hold at least what it counts.
+//! The state is written after the tokens that it counts are on the disk, under another name and
+//! then renamed, so that there is always either the previous state or the next one, and the files
+//! hold at least what it counts.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -20,7 +21,8 @@ const VERSION: u32 = 1;
 /// The entry of the identity that tells which output is extended.
 pub(super) const EXTENDED: &str = "extended output";
 
-/// The entry that tells which documents are held out, and where they go. States of earlier versions have none.
+/// The entry that tells which documents are held out, and where they go. States of earlier versions
+/// have none.
 pub(super) const HELD_OUT: &str = "held-out share";
 
 /// The entry that tells how conversations are rendered. States of earlier versions have none.

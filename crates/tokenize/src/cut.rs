@@ -1,18 +1,21 @@
 //! Where a document may be cut without changing its tokens, and the reader that cuts there.
 //!
-//! An encoding first splits text into pieces by a pattern that reads from left to right and never looks back, then
-//! encodes each piece alone. So a cut changes nothing if the pattern ends a piece there in the whole text, and ends
-//! the same pieces when the text stops there. White space makes the second condition delicate: all four patterns
-//! treat white space at the end of the text, and before more text, differently. Three places are safe in all of them:
+//! An encoding first splits text into pieces by a pattern that reads from left to right and never
+//! looks back, then encodes each piece alone. So a cut changes nothing if the pattern ends a piece
+//! there in the whole text, and ends the same pieces when the text stops there. White space makes
+//! the second condition delicate: all four patterns treat white space at the end of the text, and
+//! before more text, differently. Three places are safe in all of them:
 //!
-//! - between a character that is not white space and one that is, unless that is a line break: a piece may begin with
-//!   white space or consist of it, but none continues into it;
-//! - between an ASCII letter or digit and a line break: only punctuation includes following line breaks;
-//! - after a single line feed between two characters that are not white space, unless the second is a slash, which
-//!   one pattern lets follow a line break inside a piece.
+//! - between a character that is not white space and one that is, unless that is a line break: a
+//!   piece may begin with white space or consist of it, but none continues into it;
+//! - between an ASCII letter or digit and a line break: only punctuation includes following line
+//!   breaks;
+//! - after a single line feed between two characters that are not white space, unless the second is
+//!   a slash, which one pattern lets follow a line break inside a piece.
 //!
-//! The property test below compares cut and uncut text at every such place. Text without any of these places within
-//! [`MAX_CHUNKS_WITHOUT_CUT`] chunks, which no language has, is cut between two characters and counted.
+//! The property test below compares cut and uncut text at every such place. Text without any of
+//! these places within [`MAX_CHUNKS_WITHOUT_CUT`] chunks, which no language has, is cut between two
+//! characters and counted.
 
 use std::io::{self, Read};
 
@@ -61,12 +64,14 @@ pub enum ReadError {
     Io(io::Error),
     /// The text is not UTF-8.
     NotUtf8 {
-        /// Bytes before the first that is not part of UTF-8 text, counted from where the reader started.
+        /// Bytes before the first that is not part of UTF-8 text, counted from where the reader
+        /// started.
         valid_bytes: u64,
     },
 }
 
-/// Reads a document in chunks of about `chunk_bytes`, at most [`MAX_CHUNKS_WITHOUT_CUT`] times as large.
+/// Reads a document in chunks of about `chunk_bytes`, at most [`MAX_CHUNKS_WITHOUT_CUT`] times as
+/// large.
 #[derive(Debug)]
 pub struct ChunkReader<R> {
     source: R,
@@ -128,8 +133,8 @@ impl<R: Read> ChunkReader<R> {
     }
 }
 
-/// The text at the start of `bytes`, or how many bytes before an invalid one; a character cut in two at the end is left
-/// for later unless the source has ended.
+/// The text at the start of `bytes`, or how many bytes before an invalid one; a character cut in
+/// two at the end is left for later unless the source has ended.
 fn valid_prefix(bytes: &[u8], ended: bool) -> Result<&str, usize> {
     let error = match std::str::from_utf8(bytes) {
         Ok(text) => return Ok(text),

@@ -1,9 +1,11 @@
 //! What the manifest of an output will say about its vocabulary, and about what was there before.
 //!
-//! What is said about an output that is extended must hold for both parts. A manifest that names another vocabulary or
-//! another end of documents refuses the extension; what the old part does not say, the new manifest does not say either.
+//! What is said about an output that is extended must hold for both parts. A manifest that names
+//! another vocabulary or another end of documents refuses the extension; what the old part does not
+//! say, the new manifest does not say either.
 //!
-//! It is settled when a run begins, and kept in the state of an interrupted one. What the run adds does not belong here.
+//! It is settled when a run begins, and kept in the state of an interrupted one. What the run adds
+//! does not belong here.
 
 use std::path::Path;
 
@@ -14,7 +16,8 @@ use serde::{Deserialize, Serialize};
 use super::TokenizeError;
 use super::index::Existing;
 
-/// What a manifest says about the vocabulary, and about the part of the output that was there before.
+/// What a manifest says about the vocabulary, and about the part of the output that was there
+/// before.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Described {
     pub(super) tokenizer: Option<String>,
@@ -38,7 +41,8 @@ impl Described {
     /// An output that extends `output`, whose ids were checked to be of the same type.
     ///
     /// # Errors
-    /// When the manifest of `output` is broken, or names another vocabulary or another end of documents.
+    /// When the manifest of `output` is broken, or names another vocabulary or another end of
+    /// documents.
     pub(super) fn extends(
         self,
         output: &Path,

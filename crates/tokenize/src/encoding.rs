@@ -1,8 +1,9 @@
 //! The encodings: tiktoken's byte-pair vocabularies, by their public names.
 //!
-//! The ranks are compiled in, so tokenising needs no network and no file. Ids are data: a dataset made with one version
-//! must match a model made with another, which is why the crate that ships the ranks is pinned to one exact version
-//! and known ids are tested here. Text is encoded by [`bpe`], whose ids equal those of that crate.
+//! The ranks are compiled in, so tokenising needs no network and no file. Ids are data: a dataset
+//! made with one version must match a model made with another, which is why the crate that ships
+//! the ranks is pinned to one exact version and known ids are tested here. Text is encoded by
+//! [`bpe`], whose ids equal those of that crate.
 
 use std::fmt;
 
@@ -180,8 +181,8 @@ mod tests {
         }
     }
 
-    /// The encoder of the crate that ships the ranks is the reference: same ids on delicate text and on every
-    /// character of Unicode.
+    /// The encoder of the crate that ships the ranks is the reference: same ids on delicate text
+    /// and on every character of Unicode.
     #[test]
     fn ids_equal_those_of_the_original_encoder() {
         let every = |step: usize| -> String {

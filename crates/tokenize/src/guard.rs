@@ -1,7 +1,7 @@
 //! Calls into libraries that panic on damaged files: the panic becomes an error.
 //!
-//! A file from outside must not end the program with a stack trace. The message of such a panic is not printed; every
-//! other panic is reported as before.
+//! A file from outside must not end the program with a stack trace. The message of such a panic is
+//! not printed; every other panic is reported as before.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};

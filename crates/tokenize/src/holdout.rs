@@ -1,11 +1,13 @@
 //! Which documents are held out for validation: a function of the text of each and of a seed.
 //!
-//! A document is held out if the XXH3 hash (64 bits) of the first 64 KiB of its text, with the seed, is below the share of 2^64.
-//! So documents of the same text are in the same part, whatever the inputs, their order, the vocabulary and the number of
-//! threads: no text is trained on that is validated with. A run that is resumed, or extends its outputs, decides as the
-//! first one did. A larger share of the same seed holds out what a smaller one does, and more.
+//! A document is held out if the XXH3 hash (64 bits) of the first 64 KiB of its text, with the
+//! seed, is below the share of 2^64. So documents of the same text are in the same part, whatever
+//! the inputs, their order, the vocabulary and the number of threads: no text is trained on that is
+//! validated with. A run that is resumed, or extends its outputs, decides as the first one did. A
+//! larger share of the same seed holds out what a smaller one does, and more.
 //!
-//! The beginning of a text decides because long texts are read and written in parts: the part has to be known at the first.
+//! The beginning of a text decides because long texts are read and written in parts: the part has
+//! to be known at the first.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -171,7 +173,8 @@ mod tests {
         }
     }
 
-    /// As `xxhash.xxh3_64_intdigest(text.encode()[:65536], seed=SEED) < SHARE / 100 * 2**64` in Python.
+    /// As `xxhash.xxh3_64_intdigest(text.encode()[:65536], seed=SEED) < SHARE / 100 * 2**64` in
+    /// Python.
     #[test]
     fn the_rule_is_the_one_of_the_documentation() {
         assert_eq!(rule("50%", 0).share.bound(), 1 << 63);
@@ -210,8 +213,9 @@ mod tests {
         (texts, share)
     }
 
-    /// For any seed, the parts are disjoint and complete, one text is in one part, and neither order nor other documents
-    /// matter. The share is what was asked for, as closely as chance allows.
+    /// For any seed, the parts are disjoint and complete, one text is in one part, and neither
+    /// order nor other documents matter. The share is what was asked for, as closely as chance
+    /// allows.
     #[test]
     fn every_seed_splits_by_the_text_alone() {
         let (mut held_out, mut expected, mut variance) = (0.0, 0.0, 0.0);

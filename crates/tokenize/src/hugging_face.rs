@@ -1,6 +1,7 @@
 //! Vocabularies of Hugging Face: a `tokenizer.json` and the crate that wrote the format.
 //!
-//! The file may ask for truncation and padding, which would change what a document says; both are switched off.
+//! The file may ask for truncation and padding, which would change what a document says; both are
+//! switched off.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -82,7 +83,8 @@ impl HuggingFace {
         self.tokenizer.token_to_id(token)
     }
 
-    /// The token that ends a document, which is not in the file itself but in `tokenizer_config.json` beside it.
+    /// The token that ends a document, which is not in the file itself but in
+    /// `tokenizer_config.json` beside it.
     pub fn default_eos(&self) -> Option<String> {
         let config = fs::read(self.path.with_file_name("tokenizer_config.json")).ok()?;
         let config: Value = serde_json::from_slice(&config).ok()?;

@@ -1,7 +1,9 @@
-//! The boundaries of documents: lengths while a run works, the index of a Megatron pair when it is done.
+//! The boundaries of documents: lengths while a run works, the index of a Megatron pair when it is
+//! done.
 //!
-//! A length is 32 bits, little-endian: 31 bits of tokens, and one that says that a document ends there. A document
-//! that is too long for 31 bits takes several sequences, as the format of the index provides for.
+//! A length is 32 bits, little-endian: 31 bits of tokens, and one that says that a document ends
+//! there. A document that is too long for 31 bits takes several sequences, as the format of the
+//! index provides for.
 
 use std::fmt::Display;
 use std::fs::{self, File};
@@ -133,8 +135,8 @@ impl Existing {
         dtype.ok_or_else(|| self.refused(&format_args!("it describes {found}")))
     }
 
-    /// Checks every entry against a `.bin` of `bin_bytes`, and appends the lengths of the sequences to `lengths`;
-    /// returns how many.
+    /// Checks every entry against a `.bin` of `bin_bytes`, and appends the lengths of the sequences
+    /// to `lengths`; returns how many.
     ///
     /// # Errors
     /// When the pair is broken, or its index has what lengths cannot express.
@@ -159,7 +161,8 @@ impl Existing {
         for document in 0..document_indices {
             let start = read_array::<8>(&mut starts).map_err(unreadable())?;
             walk.documents(&start).map_err(|error| self.refused(&error))?;
-            // The first index is that of the first document's start, each further one ends a document.
+            // The first index is that of the first document's start, each further one ends a
+            // document.
             let end = u64::from_le_bytes(start);
             if document > 0 && end == sequence {
                 return Err(self.refused(&"it has documents without sequences"));
@@ -213,7 +216,8 @@ mod tests {
         assert_eq!(turns(&[LONGEST as u32]), [u32::MAX]);
     }
 
-    /// An index of other software, whose documents have several sequences, is the same after import and export.
+    /// An index of other software, whose documents have several sequences, is the same after import
+    /// and export.
     #[test]
     fn sequences_survive() {
         let folder = std::env::temp_dir().join(format!("dquant-index-{}", std::process::id()));

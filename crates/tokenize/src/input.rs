@@ -1,10 +1,11 @@
 //! Opening an input: standard input or a file, decompressed while it is read.
 //!
-//! Compression is recognised by the first bytes, which no UTF-8 text begins with; a name that promises compression
-//! and content that has none is an error, and so is a file of no bytes: no tool compresses to nothing. As `gzip` and
-//! `zstd` do, zeros behind a member of gzip are passed over, which tapes and block copies leave, and skippable frames
-//! of Zstandard. Decompression takes the memory of one window, whatever the size: 32 KiB of gzip, and what the frame
-//! says of Zstandard, up to the 2 GiB of `zstd --long=31`.
+//! Compression is recognised by the first bytes, which no UTF-8 text begins with; a name that
+//! promises compression and content that has none is an error, and so is a file of no bytes: no
+//! tool compresses to nothing. As `gzip` and `zstd` do, zeros behind a member of gzip are passed
+//! over, which tapes and block copies leave, and skippable frames of Zstandard. Decompression takes
+//! the memory of one window, whatever the size: 32 KiB of gzip, and what the frame says of
+//! Zstandard, up to the 2 GiB of `zstd --long=31`.
 
 use std::fs::File;
 use std::io::{self, Cursor, Read};

@@ -1,9 +1,10 @@
 //! One line of JSON: the text of one field of each object in it, or the objects themselves.
 //!
-//! Only what is wanted is kept; the others are checked and skipped. As in Python's `json`, the last of two fields of
-//! one name counts. What that module writes and reads beyond the standard is read, too: `NaN` and `Infinity` among the
-//! values, and halves of surrogate pairs in texts, which become U+FFFD, as in tiktoken. Files that were put together
-//! without a thought have byte order marks before any line and several objects in one; both are read.
+//! Only what is wanted is kept; the others are checked and skipped. As in Python's `json`, the last
+//! of two fields of one name counts. What that module writes and reads beyond the standard is read,
+//! too: `NaN` and `Infinity` among the values, and halves of surrogate pairs in texts, which become
+//! U+FFFD, as in tiktoken. Files that were put together without a thought have byte order marks
+//! before any line and several objects in one; both are read.
 //!
 //! Lines that conform are parsed once. Others cost a few passes over the object that does not.
 
@@ -25,8 +26,8 @@ pub(super) enum Wanted<'a> {
 }
 
 impl Wanted<'_> {
-    /// Appends what is wanted of each object of this line to `text`, and passes on how each ended: `text` ends
-    /// with it, or with what it held before and why it is broken.
+    /// Appends what is wanted of each object of this line to `text`, and passes on how each ended:
+    /// `text` ends with it, or with what it held before and why it is broken.
     pub(super) fn read(
         self,
         line: &[u8],
@@ -130,8 +131,8 @@ fn object_end(line: &str) -> Option<usize> {
     None
 }
 
-/// The object as the standard has it: numbers that are none become null, halves of surrogate pairs U+FFFD. None where
-/// it holds neither.
+/// The object as the standard has it: numbers that are none become null, halves of surrogate pairs
+/// U+FFFD. None where it holds neither.
 pub(super) fn conforming(object: &str) -> Option<String> {
     let mut written = String::with_capacity(object.len());
     let (mut rest, mut in_text, mut is_changed) = (object, false, false);

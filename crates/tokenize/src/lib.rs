@@ -1,15 +1,17 @@
 //! Text to one flat file of token ids, the format of datasets.
 //!
-//! A document is a text file, a line of JSON or a row of Parquet, or a conversation in a line of JSON. Its tokens are followed by the token that ends a
-//! document, and its length is kept in the index beside the output. Plain text is cut into chunks that are encoded on
-//! all cores and written in order. The result depends on the text and the vocabulary alone: cuts are made only where
-//! the encoding's own splitting rule ends a piece ([`cut`]), so the tokens are those of the whole document, whatever
-//! the chunk size and the number of threads.
+//! A document is a text file, a line of JSON or a row of Parquet, or a conversation in a line of
+//! JSON. Its tokens are followed by the token that ends a document, and its length is kept in the
+//! index beside the output. Plain text is cut into chunks that are encoded on all cores and written
+//! in order. The result depends on the text and the vocabulary alone: cuts are made only where the
+//! encoding's own splitting rule ends a piece ([`cut`]), so the tokens are those of the whole
+//! document, whatever the chunk size and the number of threads.
 //!
-//! Memory is bounded by the chunk size times a small multiple of the threads, however large a file is; a line, a row,
-//! and a document for a vocabulary from a file are held as a whole. The output appears under its name when it is
-//! complete, and never before. A run that was killed can be resumed and writes the same bytes. A token that does
-//! not fit the wanted type stops the run and is named with its document and position; nothing wraps.
+//! Memory is bounded by the chunk size times a small multiple of the threads, however large a file
+//! is; a line, a row, and a document for a vocabulary from a file are held as a whole. The output
+//! appears under its name when it is complete, and never before. A run that was killed can be
+//! resumed and writes the same bytes. A token that does not fit the wanted type stops the run and
+//! is named with its document and position; nothing wraps.
 //!
 //! | module | what it holds |
 //! |---|---|
@@ -83,7 +85,8 @@ pub struct Job<'a> {
     pub field: Option<&'a str>,
     /// Whether documents are conversations, and what renders them.
     pub chat: Option<ChatTemplate>,
-    /// Whether the weight of each token in the loss is written beside the output, as messages say it.
+    /// Whether the weight of each token in the loss is written beside the output, as messages say
+    /// it.
     pub loss_weights: bool,
     /// Whether a document that cannot be read ends the run.
     pub strict: bool,
@@ -191,7 +194,8 @@ pub struct HeldOut {
 /// How a run ended.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// What was written to the output, by the interrupted run too if this one continued it; and all that was left out.
+    /// What was written to the output, by the interrupted run too if this one continued it; and all
+    /// that was left out.
     pub totals: Totals,
     /// What was written to the output of held-out documents.
     pub held_out: Option<HeldOut>,

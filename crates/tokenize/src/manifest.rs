@@ -1,7 +1,7 @@
 //! The manifest of an output: its type, vocabulary, documents and checksums.
 //!
-//! Where documents are held out, each of the two manifests names the other output with its fingerprint. Outputs are
-//! extended together, by the rule that split them.
+//! Where documents are held out, each of the two manifests names the other output with its
+//! fingerprint. Outputs are extended together, by the rule that split them.
 
 use std::path::{Path, PathBuf};
 
@@ -74,7 +74,8 @@ fn split(part: Part, rule: Rule, output: &Path, (other, fingerprint): (&Path, u6
     }
 }
 
-/// Checks that outputs may be extended: without `holdout`, one that was not split; with it, the parts that it splits.
+/// Checks that outputs may be extended: without `holdout`, one that was not split; with it, the
+/// parts that it splits.
 ///
 /// # Errors
 /// Says which output is another, and how to extend it.
@@ -107,7 +108,8 @@ pub(super) fn check_split(train: &Path, holdout: Option<&Holdout>) -> Result<(),
     Err(refused(train, reason, hint))
 }
 
-/// The dataset that is left of a split when `output` is replaced, if its manifest names it and the other way round.
+/// The dataset that is left of a split when `output` is replaced, if its manifest names it and the
+/// other way round.
 pub(super) fn other_part(output: &Path) -> Option<PathBuf> {
     // What is to be replaced may be broken.
     let manifest = Manifest::load(output).ok().flatten()?;

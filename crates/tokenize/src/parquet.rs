@@ -1,7 +1,8 @@
 //! A text column of a Parquet file.
 //!
-//! Rows are read a page at a time, one row group after the other, and their texts are slices of the page. The format needs to be entered at its end, so
-//! standard input and compressed files are first copied to an unnamed file beside the output.
+//! Rows are read a page at a time, one row group after the other, and their texts are slices of the
+//! page. The format needs to be entered at its end, so standard input and compressed files are
+//! first copied to an unnamed file beside the output.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;

@@ -7,10 +7,11 @@
 //!      +--------------- items in order (bounded) ---------> writer
 //! ```
 //!
-//! The reader puts every batch into two queues: its text into that of the encoders, and the receiver of its tokens
-//! into the ordered queue. The writer follows the ordered queue, so the output is in order whichever encoder finishes
-//! first. Both queues are bounded, which bounds the memory; the reader waits when either is full. When the writer
-//! stops early its queue closes, the reader ends at its next send, and the encoders end with it.
+//! The reader puts every batch into two queues: its text into that of the encoders, and the
+//! receiver of its tokens into the ordered queue. The writer follows the ordered queue, so the
+//! output is in order whichever encoder finishes first. Both queues are bounded, which bounds the
+//! memory; the reader waits when either is full. When the writer stops early its queue closes, the
+//! reader ends at its next send, and the encoders end with it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -124,7 +125,8 @@ pub fn run(job: &Job<'_>, watch: &mut dyn FnMut(Event<'_>)) -> Result<Outcome, T
     written.map(outcome)
 }
 
-/// The inputs. Conversations are read from JSON lines alone; what else lies in a folder is left out.
+/// The inputs. Conversations are read from JSON lines alone; what else lies in a folder is left
+/// out.
 fn sources(
     job: &Job<'_>,
     outputs: &[PathBuf],
@@ -170,7 +172,8 @@ fn sources(
     Ok(left)
 }
 
-/// What makes conversations of records, with the time that templates may write: that of the interrupted run, or now.
+/// What makes conversations of records, with the time that templates may write: that of the
+/// interrupted run, or now.
 fn chat(
     job: &Job<'_>,
     names: &Names,
@@ -212,7 +215,8 @@ fn chat(
     Ok(Some((chat.map(|chat| chat.with_weights(job.loss_weights))?, time)))
 }
 
-/// What makes ids. A conversation ends as its template says: nothing is added unless the user asks for it.
+/// What makes ids. A conversation ends as its template says: nothing is added unless the user asks
+/// for it.
 fn encoder<'a>(
     job: &Job<'_>,
     vocabulary: &'a Vocabulary,
@@ -261,8 +265,8 @@ fn place(path: &Path) -> PathBuf {
     )
 }
 
-/// Refuses outputs that exist, unless they are to be replaced or extended, or belong to a killed run that had begun to
-/// name them.
+/// Refuses outputs that exist, unless they are to be replaced or extended, or belong to a killed
+/// run that had begun to name them.
 fn refuse_existing(job: &Job<'_>, outputs: &[Names]) -> Result<(), TokenizeError> {
     let is_file = |path: &Path| fs::symlink_metadata(path).is_ok_and(|found| found.is_file());
     let is_other = |path: &Path| fs::symlink_metadata(path).is_ok_and(|found| found.is_dir());
@@ -298,7 +302,8 @@ fn refuse_leaving(outputs: &[Names]) -> Result<(), TokenizeError> {
     Ok(())
 }
 
-/// The type of ids: as wanted, as in the interrupted run, as in the output that is extended, or u32.
+/// The type of ids: as wanted, as in the interrupted run, as in the output that is extended, or
+/// u32.
 fn dtype(job: &Job<'_>, names: &Names) -> Result<TokenType, TokenizeError> {
     if let Some(dtype) = job.dtype {
         return Ok(dtype);
@@ -554,9 +559,10 @@ impl Writer<'_> {
     ) -> Result<(), SinkError> {
         let document = &mut self.state.document;
         if segment.after == After::Discard {
-            // A state that counts some of this document was saved before this batch, which holds no other document
-            // before it. So the position and the totals of the state are still those of the batch's beginning, and
-            // a run that resumes there meets the rest of the document and discards that.
+            // A state that counts some of this document was saved before this batch, which holds no
+            // other document before it. So the position and the totals of the state are still those
+            // of the batch's beginning, and a run that resumes there meets the rest of the document
+            // and discards that.
             *document = Totals::default();
             return self.sink.discard_document(segment.part, &mut self.state);
         }

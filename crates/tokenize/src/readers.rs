@@ -1,9 +1,11 @@
 //! The reading side of a run: documents from the inputs, in order, as batches.
 //!
-//! Each input is read once, from front to back. A document that turns out to be invalid after part of it was sent is
-//! withdrawn ([`After::Discard`]). Which part a document goes to is known when its first text is sent. A run that goes on where another was killed reads the part of the input that is
-//! done once more, without encoding it, and compares its checksum: standard input and compressed files cannot be
-//! entered in the middle, and an input that has changed is noticed. Parquet files are entered at the row.
+//! Each input is read once, from front to back. A document that turns out to be invalid after part
+//! of it was sent is withdrawn ([`After::Discard`]). Which part a document goes to is known when
+//! its first text is sent. A run that goes on where another was killed reads the part of the input
+//! that is done once more, without encoding it, and compares its checksum: standard input and
+//! compressed files cannot be entered in the middle, and an input that has changed is noticed.
+//! Parquet files are entered at the row.
 
 use std::io::{self, BufRead, BufReader, Cursor, Read};
 use std::path::Path;
@@ -20,7 +22,8 @@ use super::input::{self, Bytes, BytesRead};
 use super::jsonl::Wanted;
 use super::sources::{Format, Source};
 
-/// Bytes of the longest line, and of the longest document that must be encoded whole; bounds memory.
+/// Bytes of the longest line, and of the longest document that must be encoded whole; bounds
+/// memory.
 pub(super) const MAX_WHOLE_BYTES: u64 = 64 << 20;
 
 /// Why a reader stops.

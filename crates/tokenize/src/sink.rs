@@ -1,16 +1,19 @@
-//! The outputs: a flat little-endian file of ids, with an index of documents beside it; and another such pair for
-//! documents that are held out.
+//! The outputs: a flat little-endian file of ids, with an index of documents beside it; and another
+//! such pair for documents that are held out.
 //!
-//! Ids and the lengths of documents go to hidden files in the same folder. [`Sink::commit`] flushes them to the disk,
-//! makes the index of the lengths, and renames both, so the output under its name is always complete and always
-//! matches its index. A sink that is dropped before that removes its files, unless a later run may resume from them.
+//! Ids and the lengths of documents go to hidden files in the same folder. [`Sink::commit`] flushes
+//! them to the disk, makes the index of the lengths, and renames both, so the output under its name
+//! is always complete and always matches its index. A sink that is dropped before that removes its
+//! files, unless a later run may resume from them.
 //!
-//! A pair cannot be replaced in one step. The old `.bin` is removed first, and the new one gets its name last: a reader
-//! in between finds no dataset, never one of two halves. A run that is killed there leaves a state that says so,
-//! and `--resume` renames what is left. One state counts what is in both outputs, so it is never that of one alone.
+//! A pair cannot be replaced in one step. The old `.bin` is removed first, and the new one gets its
+//! name last: a reader in between finds no dataset, never one of two halves. A run that is killed
+//! there leaves a state that says so, and `--resume` renames what is left. One state counts what is
+//! in both outputs, so it is never that of one alone.
 //!
-//! The file of ids is locked while a run writes it, so two runs cannot write one output at the same time. Whoever can open a
-//! file can lock it, so it is closed to other users until it gets its name.
+//! The file of ids is locked while a run writes it, so two runs cannot write one output at the same
+//! time. Whoever can open a file can lock it, so it is closed to other users until it gets its
+//! name.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
@@ -98,8 +101,9 @@ impl Names {
         self.tokens.with_extension("spool")
     }
 
-    /// What is left to do for a complete output of so many tokens: nothing, or to name it, and whether its loss weights
-    /// are to be named, too. A file that this run has opened is there, and says nothing; its length does.
+    /// What is left to do for a complete output of so many tokens: nothing, or to name it, and
+    /// whether its loss weights are to be named, too. A file that this run has opened is there, and
+    /// says nothing; its length does.
     fn steps(
         &self,
         tokens: u64,
@@ -167,7 +171,8 @@ impl Leftovers {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Removes the files for good: a run that would write one of them afterwards waits until the process has ended.
+    /// Removes the files for good: a run that would write one of them afterwards waits until the
+    /// process has ended.
     pub fn remove_for_good(&self) {
         let mut unfinished = self.lock();
         unfinished.remove();
@@ -242,7 +247,8 @@ impl Output {
         Ok(self.marks)
     }
 
-    /// Copies the loss weights of the output of that name, which has so many tokens, to the beginning.
+    /// Copies the loss weights of the output of that name, which has so many tokens, to the
+    /// beginning.
     fn append_weights(&mut self, tokens: u64) -> Result<(), TokenizeError> {
         let Names { output, weights: path, next_weights, .. } = &self.names;
         let refused = |reason: &str| {
@@ -342,8 +348,8 @@ pub(super) struct Sink {
 }
 
 impl Sink {
-    /// Locks the unfinished files of the outputs, of which there is at least one; what an earlier run left in them is
-    /// still there.
+    /// Locks the unfinished files of the outputs, of which there is at least one; what an earlier
+    /// run left in them is still there.
     ///
     /// # Errors
     /// When the folder does not exist or cannot be written, or another run writes the same output.
@@ -363,7 +369,8 @@ impl Sink {
         // A signal that arrives here waits until the files that it must remove are known.
         let mut unfinished = leftovers.lock();
         let files = lock_all(&all)?;
-        // Those of the first output go last: as long as its locked file exists, no other run begins.
+        // Those of the first output go last: as long as its locked file exists, no other run
+        // begins.
         unfinished.paths = all.iter().rev().flat_map(Names::hidden).collect();
         let outputs = all.into_iter().zip(files);
         let outputs = outputs.map(|(names, file)| Output::open(names, file, kept));
@@ -426,7 +433,8 @@ impl Sink {
         outputs.try_for_each(|(output, written)| output.resume(written.marks, self.dtype))
     }
 
-    /// Appends tokens of the current document, which goes to this part, and their loss weights, if these are kept.
+    /// Appends tokens of the current document, which goes to this part, and their loss weights, if
+    /// these are kept.
     ///
     /// # Errors
     /// Names the first id that does not fit; what came before it may have been written.
@@ -490,9 +498,9 @@ impl Sink {
         Ok(())
     }
 
-    /// Removes what has been written of the current document. A state on the disk that counts some of it is replaced
-    /// by this one first: a run that is killed afterwards would find less than the old one counts, or tokens of other
-    /// documents in their place.
+    /// Removes what has been written of the current document. A state on the disk that counts some
+    /// of it is replaced by this one first: a run that is killed afterwards would find less than
+    /// the old one counts, or tokens of other documents in their place.
     ///
     /// # Errors
     /// When the disk is full or fails.
@@ -572,7 +580,8 @@ impl Sink {
         self.save_locked(state)
     }
 
-    /// Gives complete files their names and describes them. It may be repeated after a kill between two steps.
+    /// Gives complete files their names and describes them. It may be repeated after a kill between
+    /// two steps.
     ///
     /// # Errors
     /// When neither the unfinished files nor the output are as long as the state says.
@@ -867,8 +876,8 @@ mod tests {
         }
     }
 
-    /// An old pair is replaced; a kill between any two steps leaves no pair, an index alone, or the new pair, and a
-    /// run that resumes finishes the work.
+    /// An old pair is replaced; a kill between any two steps leaves no pair, an index alone, or the
+    /// new pair, and a run that resumes finishes the work.
     #[test]
     fn a_killed_commit_is_finished() {
         for steps_done in 0..=4 {
@@ -908,8 +917,8 @@ mod tests {
         }
     }
 
-    /// Of two outputs, a kill between any two steps leaves no old part beside a new one, and a run that resumes
-    /// finishes both.
+    /// Of two outputs, a kill between any two steps leaves no old part beside a new one, and a run
+    /// that resumes finishes both.
     #[test]
     fn a_killed_commit_of_two_parts_is_finished() {
         let rule = Some(Rule { share: "1%".parse().unwrap(), seed: 7 });

@@ -1,12 +1,13 @@
 //! Which files a run reads, in which order, and what they hold.
 //!
-//! A folder stands for every file below it, sorted by path bytes, so the same tree gives the same dataset on any
-//! machine. Below a folder, three kinds of names are left out. Those that begin with a dot, and what describes token
-//! files (manifests, hashes, datatrove's sidecars), are rarely intended as input; symbolic links can form loops. Paths
-//! named on the command line are always read; `-` is standard input. What a file holds follows from its name, without
-//! `.gz`, `.zst` or `.zstd`, unless the user says otherwise. An ending that stands for several things, `.json`, is
-//! decided by the first bytes. What is known to hold no documents is refused, or left out of a folder and named; what
-//! nobody knows is read as text, and named too.
+//! A folder stands for every file below it, sorted by path bytes, so the same tree gives the same
+//! dataset on any machine. Below a folder, three kinds of names are left out. Those that begin with
+//! a dot, and what describes token files (manifests, hashes, datatrove's sidecars), are rarely
+//! intended as input; symbolic links can form loops. Paths named on the command line are always
+//! read; `-` is standard input. What a file holds follows from its name, without `.gz`, `.zst` or
+//! `.zstd`, unless the user says otherwise. An ending that stands for several things, `.json`, is
+//! decided by the first bytes. What is known to hold no documents is refused, or left out of a
+//! folder and named; what nobody knows is read as text, and named too.
 
 use std::fs::{self, Metadata};
 use std::os::unix::ffi::OsStrExt;
@@ -179,12 +180,12 @@ pub enum Noted {
     LeftOut(&'static str),
 }
 
-/// Lists the sources of all inputs, in the order of the inputs. Files in `outputs` are not inputs. `note` takes what is
-/// assumed of files whose names do not tell what they hold.
+/// Lists the sources of all inputs, in the order of the inputs. Files in `outputs` are not inputs.
+/// `note` takes what is assumed of files whose names do not tell what they hold.
 ///
 /// # Errors
-/// When a folder cannot be read, an input is neither file nor folder, holds no documents, nothing is found, standard
-/// input is named twice, or an output is named as an input.
+/// When a folder cannot be read, an input is neither file nor folder, holds no documents, nothing
+/// is found, standard input is named twice, or an output is named as an input.
 pub fn list(
     inputs: &[PathBuf],
     format: Option<Format>,

@@ -4,8 +4,8 @@ use formats::manifest::MAX_TURNS;
 
 use super::index::LONGEST;
 
-/// How the tokens of a conversation are divided: tokens that are no targets, of which there may be none, then targets,
-/// and so on.
+/// How the tokens of a conversation are divided: tokens that are no targets, of which there may be
+/// none, then targets, and so on.
 #[derive(Debug, PartialEq)]
 pub(super) struct Turns {
     /// Bytes of the rendered text.

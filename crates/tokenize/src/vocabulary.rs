@@ -1,7 +1,7 @@
 //! What turns text into ids: one of the built-in encodings, or a Hugging Face `tokenizer.json`.
 //!
-//! Both treat text that spells a special token as plain text, and neither adds tokens of its own: the only id beyond
-//! those of the text is the one that ends a document.
+//! Both treat text that spells a special token as plain text, and neither adds tokens of its own:
+//! the only id beyond those of the text is the one that ends a document.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -131,8 +131,8 @@ impl Vocabulary {
         }
     }
 
-    /// Whether a document may be encoded in parts that [`cut`](super::cut) chooses. Nothing is known about the rules
-    /// in a file, so those documents are encoded whole.
+    /// Whether a document may be encoded in parts that [`cut`](super::cut) chooses. Nothing is
+    /// known about the rules in a file, so those documents are encoded whole.
     pub fn cuts(&self) -> bool {
         match self {
             Vocabulary::BytePairs(..) => true,

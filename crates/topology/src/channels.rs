@@ -1,5 +1,5 @@
-//! The switches of a topology as a routing engine sees them: numbered from 0, with the directed channels between
-//! them, and the end ports of hosts that packets are addressed to.
+//! The switches of a topology as a routing engine sees them: numbered from 0, with the directed
+//! channels between them, and the end ports of hosts that packets are addressed to.
 //!
 //! Engines work on numbers, not on names: everything here is a small integer that indexes a list.
 
@@ -55,7 +55,8 @@ pub struct Channels {
 const NONE: u32 = u32::MAX;
 
 impl Channels {
-    /// Those of a topology. End ports are in the order of hosts and their ports; links between two hosts are left out.
+    /// Those of a topology. End ports are in the order of hosts and their ports; links between two
+    /// hosts are left out.
     pub fn of(topology: &Topology) -> Channels {
         let switches: Vec<NodeId> = topology.switches().collect();
         let mut number = alloc::vec![u32::MAX; topology.nodes().len()];
@@ -143,7 +144,8 @@ impl Channels {
         self.distances_from_any(&[to])
     }
 
-    /// Channels to pass from each switch to the nearest of `roots`. Links have two directions, so it is the same back.
+    /// Channels to pass from each switch to the nearest of `roots`. Links have two directions, so
+    /// it is the same back.
     pub fn distances_from_any(&self, roots: &[u32]) -> Vec<u16> {
         let mut distances = alloc::vec![FAR; self.switches.len()];
         let mut reached: Vec<u32> = roots.to_vec();

@@ -1,13 +1,15 @@
-//! The channel dependency graph: a packet that holds a buffer at the end of one channel waits for the next of its path.
+//! The channel dependency graph: a packet that holds a buffer at the end of one channel waits for
+//! the next of its path.
 //!
-//! Where it has no cycle, there is no credit loop: no packets that wait for each other's buffers (Dally and Seitz,
-//! "Deadlock-free message routing in multiprocessor interconnection networks", 1987).
+//! Where it has no cycle, there is no credit loop: no packets that wait for each other's buffers
+//! (Dally and Seitz, "Deadlock-free message routing in multiprocessor interconnection networks",
+//! 1987).
 
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
-/// A cycle among dependencies: channels each of which waits for the next, and the last for the first. `next` has, by
-/// channel, those that it waits for.
+/// A cycle among dependencies: channels each of which waits for the next, and the last for the
+/// first. `next` has, by channel, those that it waits for.
 pub fn cycle(next: &[Vec<u32>]) -> Option<Vec<u32>> {
     let mut seen = alloc::vec![Seen::No; next.len()];
     (0..next.len() as u32).find_map(|start| cycle_from(next, &mut seen, start))
@@ -52,11 +54,11 @@ fn cycle_from(next: &[Vec<u32>], seen: &mut [Seen], start: u32) -> Option<Vec<u3
     None
 }
 
-/// Dependencies of the channels of one lane, without a cycle, and the channels in an order in which each is before
-/// those that it waits for.
+/// Dependencies of the channels of one lane, without a cycle, and the channels in an order in which
+/// each is before those that it waits for.
 ///
-/// The order is mended where a new dependency contradicts it, in the part between its two channels (Pearce and Kelly,
-/// "A dynamic topological sort algorithm for directed acyclic graphs", 2007).
+/// The order is mended where a new dependency contradicts it, in the part between its two channels
+/// (Pearce and Kelly, "A dynamic topological sort algorithm for directed acyclic graphs", 2007).
 #[derive(Clone, Debug)]
 pub struct Dependencies {
     /// By channel: those that it waits for, and those that wait for it.
@@ -81,7 +83,8 @@ impl Dependencies {
         self.add_each(path.windows(2).map(|pair| (pair[0], pair[1])))
     }
 
-    /// Adds dependencies, each of a channel on the next one, or none of them: whether they close no cycle.
+    /// Adds dependencies, each of a channel on the next one, or none of them: whether they close no
+    /// cycle.
     pub fn add_all(&mut self, turns: &[(u32, u32)]) -> bool {
         self.add_each(turns.iter().copied())
     }
@@ -122,7 +125,8 @@ impl Dependencies {
         true
     }
 
-    /// The channels that are reached from one, through places that are `within`; `None` if `goal` is one of them.
+    /// The channels that are reached from one, through places that are `within`; `None` if `goal`
+    /// is one of them.
     fn reached(
         &self,
         edges: &[Vec<u32>],
@@ -191,7 +195,8 @@ mod tests {
         assert!(graph.add(&[3, 0]) && graph.add(&[2, 0]));
     }
 
-    /// Against the obvious way: a dependency closes a cycle if its beginning is reached from its end.
+    /// Against the obvious way: a dependency closes a cycle if its beginning is reached from its
+    /// end.
     #[test]
     fn it_agrees_with_a_search_over_seeds() {
         for seed in 0..300 {

@@ -1,6 +1,8 @@
-//! A picture of a topology: hosts below, switches above them by their distance from the nearest host.
+//! A picture of a topology: hosts below, switches above them by their distance from the nearest
+//! host.
 //!
-//! Links between switches of one row are arcs. Names are tooltips, and text where a row has few nodes.
+//! Links between switches of one row are arcs. Names are tooltips, and text where a row has few
+//! nodes.
 
 use alloc::format;
 use alloc::string::String;
@@ -24,8 +26,8 @@ pub fn write_svg(topology: &Topology) -> String {
     draw(topology, &|_| String::new())
 }
 
-/// Colours of use, from none to all of a link, in equal steps: readable in grey, and for people who do not see all
-/// colours.
+/// Colours of use, from none to all of a link, in equal steps: readable in grey, and for people who
+/// do not see all colours.
 const HEAT: [&str; 5] = ["#d8dee9", "#fdbb63", "#f07f3c", "#c8442b", "#7a0f1f"];
 
 /// The same with links coloured by their use, from 0 to 1.

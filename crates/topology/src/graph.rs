@@ -1,8 +1,8 @@
 //! Hosts, switches, ports and the links between them.
 //!
 //! A [`Topology`] is built by adding nodes and connecting ports, and refuses what no cable can do.
-//! [`Topology::check`] then refuses what no fabric can use. Ports count from 1, as in InfiniBand, where port 0 of a
-//! switch is the switch itself.
+//! [`Topology::check`] then refuses what no fabric can use. Ports count from 1, as in InfiniBand,
+//! where port 0 of a switch is the switch itself.
 //!
 //! How a topology came about, and what travels through it, does not belong here.
 
@@ -279,7 +279,8 @@ impl Topology {
         self.connect(a, b, capacity)
     }
 
-    /// Removes a link: a cable was pulled, or died. Returns what it was, or `None` if it was gone already.
+    /// Removes a link: a cable was pulled, or died. Returns what it was, or `None` if it was gone
+    /// already.
     pub fn remove(&mut self, link: LinkId) -> Option<Link> {
         let removed = self.links.get_mut(link.index())?.take()?;
         for end in removed.ends {

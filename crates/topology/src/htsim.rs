@@ -1,15 +1,17 @@
 //! Topologies as files of csg-htsim: `.topo`, which its programs take with `-topo`.
 //!
-//! Such a file has no links. It says how many ports, at which rate, the switches of each of two or three tiers have, and htsim
-//! builds the one network that follows. So [`write()`] first finds the tiers of a topology, and then whether htsim would build
-//! just it:
+//! Such a file has no links. It says how many ports, at which rate, the switches of each of two or
+//! three tiers have, and htsim builds the one network that follows. So [`write()`] first finds the
+//! tiers of a topology, and then whether htsim would build just it:
 //!
 //! - hosts have one link, and all switches with hosts, tier 0, have as many;
-//! - a tier-0 switch has the same number of links, its *bundle*, to each switch of tier 1 in its pod, and no others upwards;
-//! - with two tiers everything is one pod; with three, the tier-1 switches of a pod have a place each, and a switch of tier 2
-//!   has a bundle of links to one place, the same in every pod;
+//! - a tier-0 switch has the same number of links, its *bundle*, to each switch of tier 1 in its
+//!   pod, and no others upwards;
+//! - with two tiers everything is one pod; with three, the tier-1 switches of a pod have a place
+//!   each, and a switch of tier 2 has a bundle of links to one place, the same in every pod;
 //! - links of a tier are alike, their rates whole Gbit/s and their delays not 0;
-//! - oversubscription is a whole number, and the one of a tier-0 switch's ports, rounded down, is that of its rates.
+//! - oversubscription is a whole number, and the one of a tier-0 switch's ports, rounded down, is
+//!   that of its rates.
 
 use alloc::collections::BTreeMap;
 use alloc::format;
@@ -55,7 +57,8 @@ pub enum HtsimError {
         /// In what.
         what: &'static str,
     },
-    /// A switch is joined with some of those that it should be joined with, or more often with some.
+    /// A switch is joined with some of those that it should be joined with, or more often with
+    /// some.
     #[error(
         "'{switch}' is joined unevenly with the tier {side}; csg-htsim joins it with each switch there alike"
     )]
@@ -269,7 +272,8 @@ impl<'a> Levels<'a> {
         Ok(())
     }
 
-    /// The upper switches of pods can be put into places, so that a switch above has links to one place only, in every pod.
+    /// The upper switches of pods can be put into places, so that a switch above has links to one
+    /// place only, in every pod.
     fn check_places(&self, pods: &[Pod]) -> Result<(), HtsimError> {
         let pod_of: BTreeMap<NodeId, usize> = (pods.iter().enumerate())
             .flat_map(|(number, pod)| pod.upper.iter().map(move |&id| (id, number)))
@@ -420,7 +424,8 @@ mod tests {
         all
     }
 
-    /// Hosts, switches by tier and links of the network that htsim builds from a file, with the arithmetic that it does.
+    /// Hosts, switches by tier and links of the network that htsim builds from a file, with the
+    /// arithmetic that it does.
     fn rebuilt(text: &str) -> (u64, Vec<u64>, u64) {
         let values = values(text);
         let get = |tier, key: &str| values.get(&(tier, key.to_string())).copied();

@@ -1,8 +1,8 @@
-//! What a set of tables does: whether every end port is reached from every other, without loops, by how many hops,
-//! with how much load on each channel, and whether there are credit loops.
+//! What a set of tables does: whether every end port is reached from every other, without loops, by
+//! how many hops, with how much load on each channel, and whether there are credit loops.
 //!
-//! The judge follows the tables as switches would, whatever engine made them. The load of a channel (its edge
-//! forwarding index) is the number of ordered pairs of end ports whose packets pass it.
+//! The judge follows the tables as switches would, whatever engine made them. The load of a channel
+//! (its edge forwarding index) is the number of ordered pairs of end ports whose packets pass it.
 
 use alloc::vec::Vec;
 
@@ -30,7 +30,8 @@ pub struct Verdict {
     pub load: Vec<u32>,
     /// Lanes of the paths.
     pub lanes: u8,
-    /// Channels of one lane that can wait for each other in a cycle, each for the next and the last for the first.
+    /// Channels of one lane that can wait for each other in a cycle, each for the next and the last
+    /// for the first.
     pub cycle: Option<Vec<u32>>,
 }
 

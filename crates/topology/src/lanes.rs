@@ -1,14 +1,17 @@
 //! Virtual lanes (VLs) that keep credit loops out.
 //!
-//! Where the channel dependency graph of all paths has cycles ([`dependencies`](crate::dependencies)), the paths are
-//! divided among VLs, each with its own buffers, by first fit: a path goes to the first VL whose graph stays acyclic
-//! with it (LASH; Skeie et al., 2002).
+//! Where the channel dependency graph of all paths has cycles
+//! ([`dependencies`](crate::dependencies)), the paths are divided among VLs, each with its own
+//! buffers, by first fit: a path goes to the first VL whose graph stays acyclic with it (LASH;
+//! Skeie et al., 2002).
 //!
-//! All paths between two switches, in both directions, have one VL: a connection sends and receives by one service level
-//! (SL), which the subnet manager hands out, so a lane for one direction alone could not be used.
+//! All paths between two switches, in both directions, have one VL: a connection sends and receives
+//! by one service level (SL), which the subnet manager hands out, so a lane for one direction alone
+//! could not be used.
 //!
-//! Where paths change, a pair of switches keeps its lane, since connections that are up go on with the SL that they began
-//! with. So paths that will have to change are spread over all lanes that there are: that leaves room in each of them.
+//! Where paths change, a pair of switches keeps its lane, since connections that are up go on with
+//! the SL that they began with. So paths that will have to change are spread over all lanes that
+//! there are: that leaves room in each of them.
 
 use alloc::vec::Vec;
 use core::cmp::Reverse;
@@ -22,11 +25,12 @@ use crate::routes::Tables;
 /// Most lanes of data in InfiniBand; lane 15 is for management.
 pub const MAX_LANES: u8 = 15;
 
-/// Turns of paths after which no further order of them is tried, each counted in every lane that was tried for it, and pairs
-/// that were sorted.
+/// Turns of paths after which no further order of them is tried, each counted in every lane that
+/// was tried for it, and pairs that were sorted.
 const WORK: u64 = 4_000_000;
 
-/// Most orders at random. In a 6 x 6 torus with four hosts at a switch, one in about 130 does with three lanes.
+/// Most orders at random. In a 6 x 6 torus with four hosts at a switch, one in about 130 does with
+/// three lanes.
 const SHUFFLES: u32 = 512;
 
 /// No lane is known.
@@ -56,7 +60,8 @@ pub struct Paths<'a, N> {
     pub channels: &'a Channels,
     /// By switch: the numbers of the destinations at it.
     pub destinations: &'a [Vec<u32>],
-    /// The channel by which a switch forwards to a destination; `None` where it is, and where there is no route.
+    /// The channel by which a switch forwards to a destination; `None` where it is, and where there
+    /// is no route.
     pub next: N,
 }
 
@@ -98,7 +103,8 @@ impl Lanes {
         self.lanes[other as usize * self.switches + one as usize] = lane;
     }
 
-    /// The same lanes where switches have other numbers; `old_of` has, by the new number, the old one, or none.
+    /// The same lanes where switches have other numbers; `old_of` has, by the new number, the old
+    /// one, or none.
     pub fn renumbered(&self, old_of: &[Option<u32>]) -> Lanes {
         let switches = old_of.len();
         let lanes = old_of.iter().flat_map(|one| {
@@ -175,7 +181,8 @@ impl Lanes {
         if is_placed { Ok(division.lanes()) } else { Lanes::divide(paths, most) }
     }
 
-    /// The same where paths have changed: pairs keep the lanes of `before`, and new ones get the first that they fit.
+    /// The same where paths have changed: pairs keep the lanes of `before`, and new ones get the
+    /// first that they fit.
     ///
     /// # Errors
     /// When they do not fit.
@@ -351,7 +358,8 @@ impl Order {
         plain.into_iter().chain((0..SHUFFLES).map(Order::Shuffled))
     }
 
-    /// Pairs of switches in this order, of those that are given with the channels of their longest paths.
+    /// Pairs of switches in this order, of those that are given with the channels of their longest
+    /// paths.
     fn sorted(self, pairs: &[((u32, u32), usize)]) -> Vec<(u32, u32)> {
         let mut sorted = pairs.to_vec();
         match self {

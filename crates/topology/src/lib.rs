@@ -1,8 +1,8 @@
 //! Topologies of hosts and switches, routing engines, and a judge of their forwarding tables.
 //!
-//! Nothing in here touches an operating system, and nothing is random but by a seed that the caller passes: the same
-//! topology gives the same tables on every machine. What travels through a topology, and how a real one is asked, does
-//! not belong here.
+//! Nothing in here touches an operating system, and nothing is random but by a seed that the caller
+//! passes: the same topology gives the same tables on every machine. What travels through a
+//! topology, and how a real one is asked, does not belong here.
 //!
 //! | module | what it holds |
 //! |---|---|

@@ -7,10 +7,11 @@
 //! 0c9d9de1,G6,P10,S14
 //! ```
 //!
-//! It does not say how many switches a group has, or links. Here a group of the lowest level is one switch; each higher
-//! group has as many switches as the largest of these has hosts, its *planes*. Each switch of the lowest level has a link to every
-//! plane of its group, and each plane as many links to its counterpart above as it has below, so that no level is
-//! narrower than the one below it.
+//! It does not say how many switches a group has, or links. Here a group of the lowest level is one
+//! switch; each higher group has as many switches as the largest of these has hosts, its *planes*.
+//! Each switch of the lowest level has a link to every plane of its group, and each plane as many
+//! links to its counterpart above as it has below, so that no level is narrower than the one below
+//! it.
 
 use alloc::collections::BTreeMap;
 use alloc::format;
@@ -143,7 +144,8 @@ impl<'a> Groups<'a> {
     /// Refuses what would take too much memory to build.
     fn check_size(&self) -> Result<(), LingjunError> {
         let planes = u64::from(self.planes());
-        // A leaf has a port for each host and plane, a plane two for each leaf below, and the cores one.
+        // A leaf has a port for each host and plane, a plane two for each leaf below, and the cores
+        // one.
         let ports_of_leaves = self.leaves.values().map(|hosts| 2 * hosts.len() as u64 + planes);
         let ports: u64 = ports_of_leaves.sum::<u64>() + 3 * planes * self.leaves.len() as u64;
         let switches = planes * (self.above.len() as u64 + 1);
@@ -212,7 +214,8 @@ mod tests {
     fn groups_become_planes_of_switches() {
         let topology = read_lines(&["a,G,P1,S1", "b,G,P1,S1", "c,G,P1,S2", "d,G,P2,S1", ""]);
         let topology = topology.expect("four hosts");
-        // Three leaves; two planes of two pods and of the core. Links: hosts, leaves to planes, planes to planes.
+        // Three leaves; two planes of two pods and of the core. Links: hosts, leaves to planes,
+        // planes to planes.
         assert_eq!(topology.to_string(), "4 hosts, 9 switches, 16 links");
         assert_eq!(topology.check(), Ok(()));
         let leaf = topology.named("ASW-P1-S1").expect("a leaf");

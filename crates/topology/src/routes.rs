@@ -1,7 +1,7 @@
 //! Forwarding tables, and the engines that compute them.
 //!
-//! A linear forwarding table (LFT) has, for every destination, the port to leave by. So the path of a packet depends on
-//! where it is and where it goes, and not on where it came from.
+//! A linear forwarding table (LFT) has, for every destination, the port to leave by. So the path of
+//! a packet depends on where it is and where it goes, and not on where it came from.
 //!
 //! | engine | paths | balance | where it can route |
 //! |---|---|---|---|
@@ -11,7 +11,8 @@
 //! | [`dimension_order`] | shortest, by the lowest port | none | everywhere; no credit loops in meshes |
 //! | [`balanced`] | shortest | all pairs of end ports on all links, by rip-up and reroute | everywhere; with [`lanes`](crate::lanes) |
 //!
-//! [`mend`] keeps what it can of tables after links are gone. What a table does is for [`judge`](crate::judge) to say.
+//! [`mend`] keeps what it can of tables after links are gone. What a table does is for
+//! [`judge`](crate::judge) to say.
 
 pub mod balanced;
 pub mod dimension_order;
@@ -66,15 +67,15 @@ impl Tables {
         self.ports[switch as usize * self.end_ports + end_port as usize] = port;
     }
 
-    /// The channel by which `switch` forwards to an end port; `None` at its own switch, and where there is no route
-    /// to another.
+    /// The channel by which `switch` forwards to an end port; `None` at its own switch, and where
+    /// there is no route to another.
     pub fn channel(&self, channels: &Channels, switch: u32, end_port: u32) -> Option<u32> {
         let is_there = channels.end_ports()[end_port as usize].switch == switch;
         if is_there { None } else { channels.at(switch, self.port(switch, end_port)) }
     }
 
-    /// The channels from a switch to an end port. It ends where the end port is, where there is no route, and after
-    /// as many channels as there are switches.
+    /// The channels from a switch to an end port. It ends where the end port is, where there is no
+    /// route, and after as many channels as there are switches.
     pub fn path(&self, channels: &Channels, from: u32, end_port: u32) -> Vec<u32> {
         let (mut at, mut path) = (from, Vec::new());
         while let Some(channel) = self.channel(channels, at, end_port) {
@@ -143,7 +144,8 @@ impl Engine {
     /// Tables for a topology.
     ///
     /// # Errors
-    /// When there is nothing to route, no path somewhere, or the topology is not what the engine needs.
+    /// When there is nothing to route, no path somewhere, or the topology is not what the engine
+    /// needs.
     pub fn route(self, topology: &Topology, channels: &Channels) -> Result<Tables, RouteError> {
         check_paths(topology, channels)?;
         match self {
@@ -177,8 +179,8 @@ impl FromStr for Engine {
     }
 }
 
-/// Every switch has a path to every switch with end ports: links have two directions, so one look from one of them
-/// tells.
+/// Every switch has a path to every switch with end ports: links have two directions, so one look
+/// from one of them tells.
 fn check_paths(topology: &Topology, channels: &Channels) -> Result<(), RouteError> {
     let size = channels.switches().len() + channels.end_ports().len();
     if size > MOST {
@@ -198,8 +200,8 @@ fn check_paths(topology: &Topology, channels: &Channels) -> Result<(), RouteErro
     }
 }
 
-/// The places of end ports by the switch that they are at, and for each such switch the distances to it. One at a
-/// time: they are large together.
+/// The places of end ports by the switch that they are at, and for each such switch the distances
+/// to it. One at a time: they are large together.
 fn by_switch(channels: &Channels) -> impl Iterator<Item = (u32, Vec<u32>, Vec<u16>)> + '_ {
     let mut places = alloc::vec![Vec::new(); channels.switches().len()];
     for (at, end_port) in (0..).zip(channels.end_ports()) {

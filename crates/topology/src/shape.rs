@@ -1,8 +1,9 @@
 //! Topologies made by rule.
 //!
-//! A [`Shape`] is written as its name and its numbers, `fat-tree:8` or `torus:6x6:4`, and builds the same topology
-//! everywhere: nodes in a fixed order, and ports in an order that means something. Ports between switches come before
-//! those to hosts, and those of a torus go by dimension, which is what dimension-order routing reads.
+//! A [`Shape`] is written as its name and its numbers, `fat-tree:8` or `torus:6x6:4`, and builds
+//! the same topology everywhere: nodes in a fixed order, and ports in an order that means
+//! something. Ports between switches come before those to hosts, and those of a torus go by
+//! dimension, which is what dimension-order routing reads.
 //!
 //! | written | what it is | hosts |
 //! |---|---|---|
@@ -395,7 +396,8 @@ impl Maker {
         self.populate(&racks, hosts)
     }
 
-    /// Host numbers have a digit for each level; a switch of a level connects those that differ in that digit alone.
+    /// Host numbers have a digit for each level; a switch of a level connects those that differ in
+    /// that digit alone.
     fn bcube(&mut self, ports: u32, level: u32) -> Made {
         let count = ports.pow(level + 1);
         let hosts = self.nodes(Kind::Host, "host", count, level + 1)?;
@@ -481,8 +483,8 @@ impl Maker {
         Ok(())
     }
 
-    /// A ring, so that it is one part, and the other links at random between switches that have room and are not
-    /// joined yet. Where that comes to a dead end, a switch keeps a port free.
+    /// A ring, so that it is one part, and the other links at random between switches that have
+    /// room and are not joined yet. Where that comes to a dead end, a switch keeps a port free.
     fn random(&mut self, switches: u32, degree: u32, hosts: u32, seed: u64) -> Made {
         let mut generator = Pcg32::new(seed, 0x5ca1_ab1e);
         let all = self.switches("s", switches, degree + hosts)?;

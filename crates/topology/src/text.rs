@@ -7,8 +7,8 @@
 //! | DOT | Graphviz | | [`write_dot`] |
 //! | `.topo` | csg-htsim | | [`htsim::write`](crate::htsim::write()) |
 //!
-//! A net file is a list of nodes, each followed by its connected ports; every link stands there twice, once at each
-//! end, and both have to agree:
+//! A net file is a list of nodes, each followed by its connected ports; every link stands there
+//! twice, once at each end, and both have to agree:
 //!
 //! ```text
 //! Switch 4 "leaf0"
@@ -221,8 +221,8 @@ pub fn write_net(topology: &Topology) -> String {
     text
 }
 
-/// The topology file of the ns-3 simulations of HPCC: counts, the numbers of the switches, and a line for each link:
-/// two nodes, rate, delay, share of errors.
+/// The topology file of the ns-3 simulations of HPCC: counts, the numbers of the switches, and a
+/// line for each link: two nodes, rate, delay, share of errors.
 pub fn write_ns3(topology: &Topology) -> String {
     let switches: Vec<String> =
         topology.switches().map(|switch| switch.index().to_string()).collect();

@@ -1,5 +1,5 @@
-//! Every engine on every kind of fabric: whole, without loops, and as well balanced as the best engine of opensm
-//! 3.3.23, whose tables for the same fabrics were counted in the same way.
+//! Every engine on every kind of fabric: whole, without loops, and as well balanced as the best
+//! engine of opensm 3.3.23, whose tables for the same fabrics were counted in the same way.
 
 use topology::channels::Channels;
 use topology::graph::{Capacity, Kind, LinkId, Topology};
@@ -126,7 +126,8 @@ fn balanced_is_at_least_as_good_as_the_best_of_opensm() {
     }
 }
 
-/// The engines that have opensm's names share its weaknesses: they are the peers in the same program.
+/// The engines that have opensm's names share its weaknesses: they are the peers in the same
+/// program.
 #[test]
 fn dimension_order_needs_lanes_in_a_torus_and_none_in_a_tree() {
     let verdict = judged(&built("torus:6x6:4"), Engine::DimensionOrder).expect("a torus");

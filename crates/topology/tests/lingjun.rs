@@ -1,6 +1,7 @@
 //! The published file of the Lingjun cluster: read, whole, and routed without a credit loop.
 //!
-//! `DQUANT_LINGJUN` may name it; without that, `shared/data/lingjun/topo.csv` beside the workspace is used if it exists.
+//! `DQUANT_LINGJUN` may name it; without that, `shared/data/lingjun/topo.csv` beside the workspace
+//! is used if it exists.
 
 use std::path::{Path, PathBuf};
 

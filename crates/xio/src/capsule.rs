@@ -1,13 +1,13 @@
 //! Capsules: the requests of a reader to a storage target, and the responses.
 //!
-//! Both are 64 bytes, little-endian, sent as RC SENDs on the queue pair of the data transfer. A capsule
-//! carries its version and its own CRC-32C, so a damaged or foreign one is refused before any field is
-//! used (C7). Unused bytes are zero, and checked, so that one meaning has one encoding. Requests are
-//! numbered without gaps per connection: a duplicate or one out of sequence is refused
-//! ([`Refusal::Replayed`]). The data itself is sent by RDMA WRITE before the response; the response
-//! carries the CRC-32C of the tokens, computed by the target before it packs or compresses them and checked
-//! by the reader after it has undone both, so everything between the two (codecs, target memory, wire,
-//! reader memory) is covered.
+//! Both are 64 bytes, little-endian, sent as RC SENDs on the queue pair of the data transfer. A
+//! capsule carries its version and its own CRC-32C, so a damaged or foreign one is refused before
+//! any field is used (C7). Unused bytes are zero, and checked, so that one meaning has one
+//! encoding. Requests are numbered without gaps per connection: a duplicate or one out of sequence
+//! is refused ([`Refusal::Replayed`]). The data itself is sent by RDMA WRITE before the response;
+//! the response carries the CRC-32C of the tokens, computed by the target before it packs or
+//! compresses them and checked by the reader after it has undone both, so everything between the
+//! two (codecs, target memory, wire, reader memory) is covered.
 
 use thiserror::Error;
 
@@ -26,7 +26,8 @@ const CRC_AT: usize = CAPSULE_BYTES - 4;
 const KIND_READ: u8 = 1;
 const KIND_DONE: u8 = 2;
 
-/// Read a run of tokens, run the session's stages over it, write the result into the reader's memory.
+/// Read a run of tokens, run the session's stages over it, write the result into the reader's
+/// memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadRequest {
     /// Number of the request on this connection, from 1 without gaps.

@@ -1,8 +1,8 @@
 //! Describes token files from their header bytes alone.
 //!
-//! A caller that can read bytes (a file, an object, a simulated disk) passes the first bytes and the
-//! length to a parser and gets a [`TokenFile`]: element type, offset of the tokens, number of tokens.
-//! No parser here opens or reads anything.
+//! A caller that can read bytes (a file, an object, a simulated disk) passes the first bytes and
+//! the length to a parser and gets a [`TokenFile`]: element type, offset of the tokens, number of
+//! tokens. No parser here opens or reads anything.
 //!
 //! | format | entry point | needs |
 //! |---|---|---|
@@ -12,10 +12,11 @@
 //! | Megatron `.bin` with `.idx` | [`megatron::parse`], [`megatron::Walk`] | the `.idx`, `.bin` length |
 //! | records of bytes, flat or `.npy` | [`bytes`], [`npy::parse_records`] | that the user asks for [`BYTES`] |
 //!
-//! Invariants: a returned `TokenFile` has `data_offset + tokens * dtype.bytes()` equal to the length of
-//! the file, without overflow, and a dtype that is delivered as tokens or as floating point, or `u8` for records. Header bytes are hostile: they
-//! are checked before use, sizes are bounded before anything is allocated, and every refusal names the
-//! field and its value and has a counter name ([`DatasetError::reason`]).
+//! Invariants: a returned `TokenFile` has `data_offset + tokens * dtype.bytes()` equal to the
+//! length of the file, without overflow, and a dtype that is delivered as tokens or as floating
+//! point, or `u8` for records. Header bytes are hostile: they are checked before use, sizes are
+//! bounded before anything is allocated, and every refusal names the field and its value and has a
+//! counter name ([`DatasetError::reason`]).
 
 mod dtype;
 pub mod guess;

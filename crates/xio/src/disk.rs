@@ -1,16 +1,17 @@
 //! The seam below the data plane: reads from files into registered memory.
 //!
-//! A [`Disk`] reads ranges of files and completes in any order, identifying each read by its tag. The
-//! real one is an io_uring, the simulated one runs in virtual time; state machines in this crate see
-//! only the trait.
+//! A [`Disk`] reads ranges of files and completes in any order, identifying each read by its tag.
+//! The real one is an io_uring, the simulated one runs in virtual time; state machines in this
+//! crate see only the trait.
 //!
 //! Rules for both sides:
 //! - Every accepted read completes exactly once.
-//! - From [`Disk::submit`] until the completion the destination belongs to the disk: nothing else reads, writes or
-//!   frees it.
-//! - A disk accepts a bounded number of reads. A full one returns the read to the caller, so that nothing queues
-//!   without bound (C6).
-//! - Fewer bytes than requested always mean the end of the file: a disk continues short reads itself.
+//! - From [`Disk::submit`] until the completion the destination belongs to the disk: nothing else
+//!   reads, writes or frees it.
+//! - A disk accepts a bounded number of reads. A full one returns the read to the caller, so that
+//!   nothing queues without bound (C6).
+//! - Fewer bytes than requested always mean the end of the file: a disk continues short reads
+//!   itself.
 //! - Files opened for direct I/O need offset, length and address in multiples of [`DIRECT_ALIGN`].
 
 /// Alignment in bytes of file offset, length and address of reads that bypass the page cache.
@@ -47,8 +48,8 @@ pub struct DiskDone {
 /// Why a read failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, thiserror::Error)]
 pub enum DiskFault {
-    /// The system's error number (`EIO`: the medium; `EINVAL`: misaligned; `EFAULT`: the destination
-    /// is not registered memory; `EBADF`: no such file).
+    /// The system's error number (`EIO`: the medium; `EINVAL`: misaligned; `EFAULT`: the
+    /// destination is not registered memory; `EBADF`: no such file).
     #[error("read failed with errno {0}")]
     Io(i32),
 }
@@ -72,12 +73,12 @@ pub enum Change {
 
 /// Reads ranges of files into registered memory.
 pub trait Disk {
-    /// Accepts a read, or returns it when the disk is full. A read that can never succeed is accepted
-    /// too: [`poll`](Disk::poll) reports its fault.
+    /// Accepts a read, or returns it when the disk is full. A read that can never succeed is
+    /// accepted too: [`poll`](Disk::poll) reports its fault.
     fn submit(&mut self, read: DiskRead) -> Result<(), DiskRead>;
 
-    /// A completed read, if there is one. A call that returns `None` has started all reads submitted
-    /// before it, so callers poll until they get `None`.
+    /// A completed read, if there is one. A call that returns `None` has started all reads
+    /// submitted before it, so callers poll until they get `None`.
     fn poll(&mut self) -> Option<DiskDone>;
 
     /// Current length of a file, if the disk knows it. Called only after a short read.
@@ -86,7 +87,8 @@ pub trait Disk {
         None
     }
 
-    /// How a file has changed since it was opened, as far as the system's records tell. Called after reads.
+    /// How a file has changed since it was opened, as far as the system's records tell. Called
+    /// after reads.
     fn change(&self, file: FileId) -> Option<Change> {
         let _ = file;
         None

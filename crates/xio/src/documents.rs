@@ -1,8 +1,8 @@
 //! The documents of a token file: where each begins and how long it is.
 //!
-//! A table, because document lengths follow no rule. It is read once when a stream opens, and every sampler that
-//! respects documents works on it; how it gets here (an index beside the file, a reply of the target) does not
-//! belong here.
+//! A table, because document lengths follow no rule. It is read once when a stream opens, and every
+//! sampler that respects documents works on it; how it gets here (an index beside the file, a reply
+//! of the target) does not belong here.
 
 mod select;
 mod targets;
@@ -21,8 +21,8 @@ pub use targets::{TARGET_BYTES, Targets, TargetsBuilder};
 /// Most documents of a dataset: 2.3 GiB of table, as many as in the largest index that is read.
 pub const MAX_DOCUMENTS: usize = 200_000_000;
 
-/// The documents of a file, in the order of the file. Between two of them there may be tokens of none, as where
-/// documents were filtered out. Cheap to clone.
+/// The documents of a file, in the order of the file. Between two of them there may be tokens of
+/// none, as where documents were filtered out. Cheap to clone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Documents {
     starts: Arc<[u64]>,
@@ -141,7 +141,8 @@ impl Documents {
         self.retain(|document, _| !document.is_empty())
     }
 
-    /// Those that [`borders`](Documents::borders) are of: an empty one at the end of another has none of its own.
+    /// Those that [`borders`](Documents::borders) are of: an empty one at the end of another has
+    /// none of its own.
     #[must_use]
     pub fn with_borders(self) -> Documents {
         self.retain(|document, end_before| !document.is_empty() || document.start > end_before)
@@ -167,7 +168,8 @@ impl Documents {
         }
     }
 
-    /// Where documents begin or end inside a range of tokens, in order; not at the ends of the range.
+    /// Where documents begin or end inside a range of tokens, in order; not at the ends of the
+    /// range.
     pub fn borders(&self, range: Range<u64>) -> impl Iterator<Item = u64> + '_ {
         let first = self.starts.partition_point(|start| *start <= range.start).saturating_sub(1);
         let reached = (first..self.len()).map(|document| self.range(document));

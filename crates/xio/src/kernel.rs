@@ -1,18 +1,19 @@
-//! Per-byte work: narrowing, packing and widening tokens, quantizing values, scanning their range, CRC32C, compressors.
+//! Per-byte work: narrowing, packing and widening tokens, quantizing values, scanning their range,
+//! CRC32C, compressors.
 //!
-//! The loops are plain Rust that the compiler vectorizes. For the baseline of x86-64 that means SSE2; a
-//! driver that detects the processor compiles the same loops again with more features. To that end the
-//! bodies are `#[inline(always)]` functions in [`body`], and the pipeline calls them through
-//! [`Kernels`], a table of function pointers that defaults to [`Kernels::PORTABLE`]:
+//! The loops are plain Rust that the compiler vectorizes. For the baseline of x86-64 that means
+//! SSE2; a driver that detects the processor compiles the same loops again with more features. To
+//! that end the bodies are `#[inline(always)]` functions in [`body`], and the pipeline calls them
+//! through [`Kernels`], a table of function pointers that defaults to [`Kernels::PORTABLE`]:
 //!
 //! ```text
 //! #[target_feature(enable = "avx2")]
 //! fn narrow_avx2(..) -> .. { xio::kernel::body::narrow_in_place(..) }
 //! ```
 //!
-//! Narrowing and its range check are one pass: the bits that must not be set are OR-accumulated over a
-//! chunk, and only a chunk that fails is searched for the offending token. A truncated value is never
-//! delivered: the call fails and reports the token (C5).
+//! Narrowing and its range check are one pass: the bits that must not be set are OR-accumulated
+//! over a chunk, and only a chunk that fails is searched for the offending token. A truncated value
+//! is never delivered: the call fails and reports the token (C5).
 
 pub mod body;
 mod codec;
@@ -54,7 +55,8 @@ pub type Widen = fn(&[u8], Dtype, Dtype, &mut [u8]);
 /// Continues the CRC32C of bytes seen so far (0 at the start) over more bytes: see [`crc32c`].
 pub type Crc32c = fn(u32, &[u8]) -> u32;
 
-/// The per-byte functions of the data plane, chosen once by the driver, which detects the processor.
+/// The per-byte functions of the data plane, chosen once by the driver, which detects the
+/// processor.
 #[derive(Clone, Copy, Debug)]
 pub struct Kernels {
     /// Narrowing with a range check.
@@ -143,7 +145,8 @@ pub const fn can_narrow(from: Dtype, to: Dtype) -> bool {
     from.is_token() && matches!(to, Dtype::U16 | Dtype::U32) && to.bytes() <= from.bytes()
 }
 
-/// Whether [`widen_into`] supports this conversion: to a larger type that can represent every value.
+/// Whether [`widen_into`] supports this conversion: to a larger type that can represent every
+/// value.
 pub const fn can_widen(from: Dtype, to: Dtype) -> bool {
     matches!(
         (from, to),
@@ -151,21 +154,21 @@ pub const fn can_widen(from: Dtype, to: Dtype) -> bool {
     )
 }
 
-/// Widens little-endian `from` tokens to `to` tokens, as many as both buffers hold. Does nothing where
-/// [`can_widen`] says no.
+/// Widens little-endian `from` tokens to `to` tokens, as many as both buffers hold. Does nothing
+/// where [`can_widen`] says no.
 pub fn widen_into(source: &[u8], from: Dtype, to: Dtype, target: &mut [u8]) {
     body::widen_into(source, from, to, target);
 }
 
-/// Narrows all of `buf`, little-endian `from` tokens, to `to` tokens at the front of `buf`, and returns
-/// their length in bytes. The bytes after them are left as they are. After an error the contents of
-/// `buf` are unspecified (but initialised), and must not be delivered.
+/// Narrows all of `buf`, little-endian `from` tokens, to `to` tokens at the front of `buf`, and
+/// returns their length in bytes. The bytes after them are left as they are. After an error the
+/// contents of `buf` are unspecified (but initialised), and must not be delivered.
 pub fn narrow_in_place(buf: &mut [u8], from: Dtype, to: Dtype) -> Result<usize, NarrowError> {
     body::narrow_in_place(buf, from, to)
 }
 
-/// As [`narrow_in_place`], but a token that `to` cannot represent becomes `instead`, which has to fit
-/// `to`. Returns the length in bytes and how many tokens were replaced.
+/// As [`narrow_in_place`], but a token that `to` cannot represent becomes `instead`, which has to
+/// fit `to`. Returns the length in bytes and how many tokens were replaced.
 pub fn replace_in_place(
     buf: &mut [u8],
     from: Dtype,
@@ -175,20 +178,21 @@ pub fn replace_in_place(
     body::replace_in_place(buf, from, to, instead)
 }
 
-/// Packs all of `buf`, little-endian tokens, into `bits` bits each, at the front of `buf`, and returns
-/// their length in bytes ([`pack::packed_bytes`]). After an error the contents of `buf` are unspecified.
+/// Packs all of `buf`, little-endian tokens, into `bits` bits each, at the front of `buf`, and
+/// returns their length in bytes ([`pack::packed_bytes`]). After an error the contents of `buf` are
+/// unspecified.
 pub fn pack_in_place(buf: &mut [u8], dtype: Dtype, bits: u32) -> Result<usize, NarrowError> {
     pack::pack_in_place(buf, dtype, bits)
 }
 
-/// Unpacks so many tokens at the front of `buf`, and returns their length in bytes; none if the type has
-/// not more bits, or if `buf` has no room for the tokens.
+/// Unpacks so many tokens at the front of `buf`, and returns their length in bytes; none if the
+/// type has not more bits, or if `buf` has no room for the tokens.
 pub fn unpack_in_place(buf: &mut [u8], tokens: usize, bits: u32, to: Dtype) -> Option<usize> {
     pack::unpack_in_place(buf, tokens, bits, to)
 }
 
-/// Replaces every little-endian token by its entry in a table. Bits of an entry that the type has no room
-/// for are lost, so whoever reads a table compares it with the type.
+/// Replaces every little-endian token by its entry in a table. Bits of an entry that the type has
+/// no room for are lost, so whoever reads a table compares it with the type.
 ///
 /// # Errors
 /// Names the first token without an entry. The contents of `buf` are unspecified then.
@@ -218,7 +222,8 @@ impl Scan {
         Scan { tokens: self.tokens + other.tokens, range }
     }
 
-    /// The narrowest type among `u16`, `u32` and `u64` that holds every token; none if one is negative.
+    /// The narrowest type among `u16`, `u32` and `u64` that holds every token; none if one is
+    /// negative.
     pub fn narrowest(&self) -> Option<Dtype> {
         let (low, high) = self.range.unwrap_or((0, 0));
         let fits = |dtype: &Dtype| low >= dtype.range().0 && high <= dtype.range().1;
@@ -226,7 +231,8 @@ impl Scan {
     }
 }
 
-/// Counts the tokens of a buffer and finds their range, of floating point that of their bits. Bytes after the last whole token are ignored.
+/// Counts the tokens of a buffer and finds their range, of floating point that of their bits. Bytes
+/// after the last whole token are ignored.
 pub fn scan(buf: &[u8], dtype: Dtype) -> Scan {
     body::scan(buf, dtype)
 }

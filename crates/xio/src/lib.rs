@@ -2,8 +2,8 @@
 //!
 //! Nothing in here touches an operating system: no file, no clock, no thread, no randomness but the
 //! seeds passed in. A batch is a pure function of the dataset bytes, the plan and the batch number
-//! (contract C4); everything that decides *which* bytes make up a batch is in this crate, so a target,
-//! a DPU and a host that run it agree without communicating.
+//! (contract C4); everything that decides *which* bytes make up a batch is in this crate, so a
+//! target, a DPU and a host that run it agree without communicating.
 //!
 //! | module | what it holds |
 //! |---|---|

@@ -8,15 +8,15 @@
 //! k --BlockShuffle--> (epoch, group, block, sample in block)
 //! ```
 //!
-//! Nothing is tabulated: the state is a few numbers for each dataset. Resuming, changing the number of
-//! ranks and skipping ahead are therefore arithmetic, and every machine that evaluates the maps gets
-//! the same batches (C4). The maps are frozen: tests pin their values, because a change would silently
-//! reorder every training run that resumes across it.
+//! Nothing is tabulated: the state is a few numbers for each dataset. Resuming, changing the number
+//! of ranks and skipping ahead are therefore arithmetic, and every machine that evaluates the maps
+//! gets the same batches (C4). The maps are frozen: tests pin their values, because a change would
+//! silently reorder every training run that resumes across it.
 //!
 //! The exception is [`megatron`]: the order of another loader, which needs tables.
 //!
-//! Cost: [`OrderCursor`] O(log D) and a few dozen multiplications per sample; a seek costs as much as
-//! [`Curriculum::cursor_at`].
+//! Cost: [`OrderCursor`] O(log D) and a few dozen multiplications per sample; a seek costs as much
+//! as [`Curriculum::cursor_at`].
 
 mod blend;
 mod curriculum;
@@ -139,8 +139,9 @@ pub enum OrderError {
 
 /// How a token file is divided into samples, and samples into blocks.
 ///
-/// Sample `i` is the `window` tokens from `i * stride` on, where `stride` is `window - overlap`. Tokens after
-/// the last whole window are not delivered; [`tail_tokens`](SampleLayout::tail_tokens) returns how many.
+/// Sample `i` is the `window` tokens from `i * stride` on, where `stride` is `window - overlap`.
+/// Tokens after the last whole window are not delivered; [`tail_tokens`](SampleLayout::tail_tokens)
+/// returns how many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SampleLayout {
     /// The file.
@@ -160,8 +161,8 @@ pub struct SampleLayout {
 }
 
 impl SampleLayout {
-    /// Divides `file` into windows of `window` tokens, which share `overlap` with the one before, and into
-    /// blocks of [`BLOCK_BYTES`].
+    /// Divides `file` into windows of `window` tokens, which share `overlap` with the one before,
+    /// and into blocks of [`BLOCK_BYTES`].
     ///
     /// # Errors
     /// When a window has no token of its own, does not fit a block, or is longer than the file.
@@ -185,8 +186,8 @@ impl SampleLayout {
         SampleLayout { file, window, overlap, samples, samples_per_block, widest, part: None }
     }
 
-    /// The same samples where a value of this type is read of each token, too: its blocks are no longer than those of
-    /// tokens may be.
+    /// The same samples where a value of this type is read of each token, too: its blocks are no
+    /// longer than those of tokens may be.
     ///
     /// # Errors
     /// When a window of it does not fit a block.
@@ -198,7 +199,8 @@ impl SampleLayout {
         }
     }
 
-    /// The same samples in blocks of at most `block_bytes` of the file; a longer sample is a block of its own.
+    /// The same samples in blocks of at most `block_bytes` of the file; a longer sample is a block
+    /// of its own.
     #[must_use]
     pub fn in_blocks(self, block_bytes: u32) -> SampleLayout {
         // What does not belong to the first sample of a run belongs to one stride each.
@@ -265,8 +267,9 @@ pub enum Cut {
 }
 
 impl Cut {
-    /// Packs documents into the samples of `layout`, whose number becomes that of the packing. Where documents lie too
-    /// far apart to fill the samples of a block, blocks have half as many, and half of that, down to one.
+    /// Packs documents into the samples of `layout`, whose number becomes that of the packing.
+    /// Where documents lie too far apart to fill the samples of a block, blocks have half as many,
+    /// and half of that, down to one.
     ///
     /// # Errors
     /// As [`Packing::new`], and when the documents extend beyond the file.
@@ -436,7 +439,8 @@ impl ShuffleCache {
         group.at(index)
     }
 
-    /// Position of the block of the `k`-th sample in fetch order over all epochs, and the sample in it.
+    /// Position of the block of the `k`-th sample in fetch order over all epochs, and the sample in
+    /// it.
     fn position_of(&mut self, k: u64) -> (u64, u32) {
         let blocks = self.shuffle.blocks();
         let (group, index) = self.enter(k);
@@ -444,7 +448,8 @@ impl ShuffleCache {
         (group.epoch().number() * blocks + slot, sample)
     }
 
-    /// Makes the group of the `k`-th sample current; returns it, and the sample's index in the epoch.
+    /// Makes the group of the `k`-th sample current; returns it, and the sample's index in the
+    /// epoch.
     fn enter(&mut self, k: u64) -> (&Group, u64) {
         let (number, index) = self.shuffle.split(k);
         let known = self.group.as_ref().filter(|group| group.epoch().number() == number);

@@ -39,12 +39,13 @@
 //! | `batch(N)` | samples of a batch | 32 |
 //!
 //! The order of the actions does not matter: each describes the result. A [`Plan`] holds only legal
-//! values; it is created by [`Plan::parse`], which reports the position of a mistake, and prints in one
-//! canonical form that parses back to an equal plan.
+//! values; it is created by [`Plan::parse`], which reports the position of a mistake, and prints in
+//! one canonical form that parses back to an equal plan.
 //!
 //! Names in `blend` need quotes only around characters other than letters, digits and `_-./:@+~%`;
-//! inside quotes `\"` and `\\` stand for `"` and `\`. Weights are any numbers, kept as integers without a common
-//! divisor whose sum is at most a million. In place of a number the word `seed` means the seed given with the plan.
+//! inside quotes `\"` and `\\` stand for `"` and `\`. Weights are any numbers, kept as integers
+//! without a common divisor whose sum is at most a million. In place of a number the word `seed`
+//! means the seed given with the plan.
 
 mod error;
 mod lexer;
@@ -323,7 +324,8 @@ impl Shape {
 pub struct Part {
     /// The dataset.
     pub name: String,
-    /// Its share in each phase, in parts of the sum over all datasets; no common divisor in a phase.
+    /// Its share in each phase, in parts of the sum over all datasets; no common divisor in a
+    /// phase.
     pub weights: Vec<u32>,
 }
 
@@ -389,14 +391,15 @@ impl Plan {
         (0..=self.phases.len()).map(share)
     }
 
-    /// Bytes of the file in a block of a dataset, as its largest share of a phase asks for; the largest blocks,
-    /// where none are asked for.
+    /// Bytes of the file in a block of a dataset, as its largest share of a phase asks for; the
+    /// largest blocks, where none are asked for.
     fn block_bytes(&self, dataset: usize) -> Option<u32> {
         let asked = || self.shares(dataset).map(|share| share.block_bytes()).max();
         match self.shuffle {
             Some(Shuffle { groups: Some(groups), .. }) => Some(groups.block_bytes),
             Some(_) => asked(),
-            // Blocks do not decide file order, so they are smaller only where many have to fit in memory.
+            // Blocks do not decide file order, so they are smaller only where many have to fit in
+            // memory.
             None => asked().filter(|_| self.shares(dataset).any(|share| share.of_many)),
         }
     }
@@ -416,8 +419,8 @@ impl Plan {
         blocks.max().unwrap_or(1)
     }
 
-    /// Divides the file of a dataset, by its position in the blend, into samples and blocks. A dataset of
-    /// weight 0 need not hold a sample.
+    /// Divides the file of a dataset, by its position in the blend, into samples and blocks. A
+    /// dataset of weight 0 need not hold a sample.
     ///
     /// # Errors
     /// As [`SampleLayout::new`].
@@ -425,7 +428,8 @@ impl Plan {
         let (window, overlap) = (self.window, self.overlap);
         let unused = || !self.draws(dataset);
         let layout = match SampleLayout::new(file, window, overlap) {
-            // Packed or listed documents are no windows: how many samples they fill is not known yet.
+            // Packed or listed documents are no windows: how many samples they fill is not known
+            // yet.
             Err(OrderError::NoSample { .. })
                 if self.pack.is_some() || self.megatron.is_some() || unused() =>
             {
@@ -449,7 +453,8 @@ impl Plan {
         }
     }
 
-    /// Cuts samples from a dataset that [`layout`](Plan::layout) has divided, where documents matter.
+    /// Cuts samples from a dataset that [`layout`](Plan::layout) has divided, where documents
+    /// matter.
     ///
     /// # Errors
     /// When the documents cannot be packed; a dataset of weight 0 need not have any.
@@ -470,11 +475,12 @@ impl Plan {
         }
     }
 
-    /// The order of the samples of datasets divided by [`layout`](Plan::layout), in the order of the blend.
+    /// The order of the samples of datasets divided by [`layout`](Plan::layout), in the order of
+    /// the blend.
     ///
     /// # Errors
-    /// When there are more or fewer datasets than the plan has, and when the plan has the order of another loader,
-    /// which [`megatron_order`](Plan::megatron_order) makes.
+    /// When there are more or fewer datasets than the plan has, and when the plan has the order of
+    /// another loader, which [`megatron_order`](Plan::megatron_order) makes.
     pub fn order(&self, datasets: &[SampleLayout]) -> Result<Order, OrderError> {
         if self.megatron.is_some() {
             return Err(OrderError::NeedsDocuments);
@@ -498,8 +504,9 @@ impl Plan {
         Curriculum::new(starts.enumerate().map(blend).collect::<Result<Vec<_>, OrderError>>()?)
     }
 
-    /// The same plan with another blend, of one phase. Weights are reduced by their common divisor; without a
-    /// weight above zero the plan stays as it is. Megatron-core's order blends by samples then.
+    /// The same plan with another blend, of one phase. Weights are reduced by their common divisor;
+    /// without a weight above zero the plan stays as it is. Megatron-core's order blends by samples
+    /// then.
     #[must_use]
     pub fn blended(&self, shares: impl IntoIterator<Item = (String, u32)>) -> Plan {
         let shares: Vec<(String, u32)> = shares.into_iter().collect();
@@ -516,7 +523,8 @@ impl Plan {
         Plan { shape: Shape::of(&blend), blend, phases: Vec::new(), megatron, ..self.clone() }
     }
 
-    /// The table that tokens are replaced by, if they are: a name at the target, or a path of a local file.
+    /// The table that tokens are replaced by, if they are: a name at the target, or a path of a
+    /// local file.
     pub fn remap(&self) -> Option<&str> {
         self.remap.as_deref()
     }
@@ -571,7 +579,8 @@ impl Plan {
         self.labels == Some(Labels::Targets)
     }
 
-    /// Whether each sample is delivered with the position of each token in its document, and the document's number.
+    /// Whether each sample is delivered with the position of each token in its document, and the
+    /// document's number.
     pub fn positions(&self) -> bool {
         self.positions
     }
@@ -611,8 +620,9 @@ impl Plan {
         self.mixes_tokenizers
     }
 
-    /// Whether another plan makes the same samples in the same order of the same files, whatever these are called there.
-    /// The sizes of batches may differ, and so may the names of lists and tables: what is in them counts.
+    /// Whether another plan makes the same samples in the same order of the same files, whatever
+    /// these are called there. The sizes of batches may differ, and so may the names of lists and
+    /// tables: what is in them counts.
     pub fn orders_as(&self, other: &Plan) -> bool {
         let stripped = |plan: &Plan| {
             let part = |part: &Part| Part { name: String::new(), ..part.clone() };
@@ -635,8 +645,8 @@ impl Plan {
         stripped(self) == stripped(other)
     }
 
-    /// How many of the first `samples` samples are of each dataset of the blend; `None` where the order of another
-    /// loader decides that. Costs a seek.
+    /// How many of the first `samples` samples are of each dataset of the blend; `None` where the
+    /// order of another loader decides that. Costs a seek.
     pub fn drawn(&self, samples: u64) -> Option<Vec<u64>> {
         if self.megatron.is_some() {
             return None;
@@ -645,8 +655,8 @@ impl Plan {
         Some((0..self.blend.len().max(1)).map(|dataset| cursor.drawn(dataset)).collect())
     }
 
-    /// Finds the datasets of the blend among `names`: the result holds their positions, in the order of
-    /// the blend. Each name must be used once; without a blend there must be one.
+    /// Finds the datasets of the blend among `names`: the result holds their positions, in the
+    /// order of the blend. Each name must be used once; without a blend there must be one.
     pub fn bind(&self, names: &[&str]) -> Result<Vec<usize>, BindError> {
         if self.blend.is_empty() {
             return match names {

@@ -1,20 +1,20 @@
 //! Batches by slow and obvious code, to check the fast path against.
 //!
-//! This is the definition of a batch, written for reading: the blend is simulated from sample zero by
-//! its rule, the shuffle is built as a table of all samples of the epoch, and tokens are read and
-//! range-checked one at a time as whole numbers. It shares with [`order`](crate::order) only the keyed
-//! permutations, which have their own tests; the block arithmetic, the seeking, the caching and the
-//! narrowing loops have no counterpart here. Where the two disagree, one has a bug.
+//! This is the definition of a batch, written for reading: the blend is simulated from sample zero
+//! by its rule, the shuffle is built as a table of all samples of the epoch, and tokens are read
+//! and range-checked one at a time as whole numbers. It shares with [`order`](crate::order) only
+//! the keyed permutations, which have their own tests; the block arithmetic, the seeking, the
+//! caching and the narrowing loops have no counterpart here. Where the two disagree, one has a bug.
 //!
-//! The layout of a batch: batch `b` holds global samples `b * batch .. (b + 1) * batch`, row after row;
-//! a row is one window of tokens, each replaced by its entry in the table of `remap`, mapped by the action
-//! of `wasm` and converted to the type of `narrow`, or quantized and back, little-endian, in the delivered type. Sample `i` of a file is its
-//! `window` tokens from `i * (window - overlap)` on; tokens after the last whole window are not
-//! delivered. With `pairs` a batch holds the rows without their last tokens, then the rows without their
-//! first tokens.
-//! Packed samples, ignored labels and rows of positions are defined by `rows` below. Loss weights follow all rows, after
-//! zeros up to a multiple of 4 bytes, one `f32` for each token of a row: that of the token, or of the label; then zeros up
-//! to a multiple of 8 bytes.
+//! The layout of a batch: batch `b` holds global samples `b * batch .. (b + 1) * batch`, row after
+//! row; a row is one window of tokens, each replaced by its entry in the table of `remap`, mapped
+//! by the action of `wasm` and converted to the type of `narrow`, or quantized and back,
+//! little-endian, in the delivered type. Sample `i` of a file is its `window` tokens from
+//! `i * (window - overlap)` on; tokens after the last whole window are not delivered. With `pairs`
+//! a batch holds the rows without their last tokens, then the rows without their first tokens.
+//! Packed samples, ignored labels and rows of positions are defined by `rows` below. Loss weights
+//! follow all rows, after zeros up to a multiple of 4 bytes, one `f32` for each token of a row:
+//! that of the token, or of the label; then zeros up to a multiple of 8 bytes.
 //!
 //! Cost: O(datasets) for each sample since sample zero (or since the last requested batch, going
 //! forward), and a table of 8 bytes for each sample of a dataset. Not for production.
@@ -179,7 +179,8 @@ impl<R: TokenReader> Reference<R> {
     ) -> Result<Reference<R>, ReferenceError> {
         for (dataset, documents) in self.datasets.iter_mut().zip(documents) {
             if let Some(Pack { fit, .. }) = self.plan.pack() {
-                // Blocks have half as many samples where documents do not fill them, and half of that.
+                // Blocks have half as many samples where documents do not fill them, and half of
+                // that.
                 let packed = loop {
                     match packed(&documents, fit, &dataset.layout) {
                         Some(packed) => break packed,
@@ -288,9 +289,10 @@ impl<R: TokenReader> Reference<R> {
         (pick, k)
     }
 
-    /// The dataset to draw from, by Tijdeman's rule within the phase. With `e = 1/(2D - 2)`, a dataset may be
-    /// drawn as step `n` if its count is then at most `n * p/Q + 1 - e`; of those, the one whose count, if
-    /// unchanged, soonest falls below `n * p/Q - (1 - e)`; of several, the first.
+    /// The dataset to draw from, by Tijdeman's rule within the phase. With `e = 1/(2D - 2)`, a
+    /// dataset may be drawn as step `n` if its count is then at most `n * p/Q + 1 - e`; of those,
+    /// the one whose count, if unchanged, soonest falls below `n * p/Q - (1 - e)`; of several, the
+    /// first.
     fn due(&self) -> usize {
         let begun: Vec<u64> =
             self.plan.phases().iter().copied().filter(|start| *start <= self.drawn).collect();
@@ -329,7 +331,8 @@ impl<R: TokenReader> Reference<R> {
             }
             values.iter_mut().zip(delivered).for_each(|(value, delivered)| value.1 = delivered);
         }
-        // One action after the other, over the whole sample: the first that refuses a token is the error.
+        // One action after the other, over the whole sample: the first that refuses a token is the
+        // error.
         let actions =
             [Reference::remapped, Reference::mapped, Reference::narrowed, Reference::fitting];
         for action in actions {
@@ -357,7 +360,8 @@ impl<R: TokenReader> Reference<R> {
         weights.resize(self.plan.window() as usize, 0.0);
         let target = |(token, _): &(u64, i128)| self.is_target(dataset, *token);
         let targets: Vec<bool> = values.iter().map(target).collect();
-        // Each token with its position in its document and the number of that, from 1; 0 is padding.
+        // Each token with its position in its document and the number of that, from 1; 0 is
+        // padding.
         let numbers = (1..).zip(&pieces).flat_map(|(document, piece)| {
             (0..(piece.end - piece.start) as i128).map(move |position| (position, document))
         });
@@ -511,9 +515,10 @@ impl<R: TokenReader> Reference<R> {
         table
     }
 
-    /// Blocks of a group: as the plan says, else 16 MiB in proportion to the dataset's largest share of a phase,
-    /// in blocks of 256 KiB or of one longer sample, and at least 2. If more than 128 datasets are drawn from, and
-    /// not packed, blocks are 48 MiB in the same proportion, from 4 KiB to 256 KiB, and a group may have 1.
+    /// Blocks of a group: as the plan says, else 16 MiB in proportion to the dataset's largest
+    /// share of a phase, in blocks of 256 KiB or of one longer sample, and at least 2. If more than
+    /// 128 datasets are drawn from, and not packed, blocks are 48 MiB in the same proportion, from
+    /// 4 KiB to 256 KiB, and a group may have 1.
     fn group_blocks(&self, dataset: usize) -> usize {
         let groups = self.plan.shuffle().and_then(|shuffle| shuffle.groups);
         if let Some(groups) = groups {
@@ -539,8 +544,9 @@ impl<R: TokenReader> Reference<R> {
     }
 }
 
-/// The samples of the file that are delivered, in the order of its blocks. With a split they are those of every unit of
-/// the part, one unit after the other, and for training the rest of the file.
+/// The samples of the file that are delivered, in the order of its blocks. With a split they are
+/// those of every unit of the part, one unit after the other, and for training the rest of the
+/// file.
 fn part_samples(layout: &SampleLayout, split: Option<Split>) -> Vec<u64> {
     let Some(split) = split else { return (0..layout.samples).collect() };
     let SampleLayout { file, window, overlap, .. } = *layout;
@@ -559,7 +565,8 @@ fn part_samples(layout: &SampleLayout, split: Option<Split>) -> Vec<u64> {
     samples
 }
 
-/// Packs documents: the samples of all blocks, one block after the other. `None` if some block has too few.
+/// Packs documents: the samples of all blocks, one block after the other. `None` if some block has
+/// too few.
 fn packed(
     documents: &[Range<u64>],
     fit: Fit,

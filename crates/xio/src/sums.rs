@@ -1,13 +1,14 @@
 //! File contents against the checksums of a manifest.
 //!
-//! A manifest has one CRC-32C for each [`SUM_BYTES`] of a file, and requests are for any run of tokens. A
-//! block is *proven* when all of it was read once and matched its checksum. What is kept of a proven block
-//! is the CRC-32C of each of its prefixes that ends at a page. Any later read of whole pages is checked by
-//! continuing from the prefix before it: the result must be the prefix at its end. So every delivered byte
-//! is compared with the manifest, whenever it is read, and a block is read whole only once.
+//! A manifest has one CRC-32C for each [`SUM_BYTES`] of a file, and requests are for any run of
+//! tokens. A block is *proven* when all of it was read once and matched its checksum. What is kept
+//! of a proven block is the CRC-32C of each of its prefixes that ends at a page. Any later read of
+//! whole pages is checked by continuing from the prefix before it: the result must be the prefix at
+//! its end. So every delivered byte is compared with the manifest, whenever it is read, and a block
+//! is read whole only once.
 //!
-//! [`Proven`] is bounded: the block proven first is forgotten first, and proven again when it is needed. No
-//! file, path or manifest text may enter here.
+//! [`Proven`] is bounded: the block proven first is forgotten first, and proven again when it is
+//! needed. No file, path or manifest text may enter here.
 
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, VecDeque};
@@ -42,8 +43,8 @@ pub struct Differs {
 }
 
 impl FileSums {
-    /// Checksums of a file of `bytes` bytes. `id` is the same for the same contents only. `None` if there is
-    /// not one checksum for each block.
+    /// Checksums of a file of `bytes` bytes. `id` is the same for the same contents only. `None` if
+    /// there is not one checksum for each block.
     pub fn new(id: u64, bytes: u64, blocks: Arc<[u32]>) -> Option<FileSums> {
         let fits = bytes.div_ceil(SUM_BYTES) == blocks.len() as u64;
         fits.then_some(FileSums { id, bytes, blocks })
@@ -109,7 +110,8 @@ impl Proven {
         blocks_of(bytes).find(|block| !self.blocks.contains_key(&(sums.id, *block)))
     }
 
-    /// Compares a whole block with its checksum. `bytes` were read from its start and may go beyond its end.
+    /// Compares a whole block with its checksum. `bytes` were read from its start and may go beyond
+    /// its end.
     ///
     /// # Errors
     /// When they differ, or are too few.
@@ -144,8 +146,8 @@ impl Proven {
         Ok(())
     }
 
-    /// Checks `wanted` bytes of a file. `bytes` were read from the start of their first page, up to the end
-    /// of their last or of the file. `Ok(false)` if a block has to be proven first.
+    /// Checks `wanted` bytes of a file. `bytes` were read from the start of their first page, up to
+    /// the end of their last or of the file. `Ok(false)` if a block has to be proven first.
     ///
     /// # Errors
     /// When bytes differ from those that were proven, or are too few.

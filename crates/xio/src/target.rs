@@ -1,7 +1,7 @@
 //! The storage target as a state machine: requests in; disk reads, stages and RDMA WRITEs out.
 //!
-//! One [`Target`] serves many sessions, each on its own queue pair, from one set of staging buffers. A
-//! request holds a buffer from the disk read until its response is acknowledged:
+//! One [`Target`] serves many sessions, each on its own queue pair, from one set of staging
+//! buffers. A request holds a buffer from the disk read until its response is acknowledged:
 //!
 //! ```text
 //! capsule -> pending -> Reading (the disk owns the buffer) -> stages -> WRITE + SEND -> free
@@ -10,23 +10,23 @@
 //!            Proving: a block of the file is read whole and compared with its manifest
 //! ```
 //!
-//! Bytes of a file with a manifest are sent only if they match it ([`crate::sums`]). Of any other file the disk is
-//! asked after each read whether it has changed since the session began.
+//! Bytes of a file with a manifest are sent only if they match it ([`crate::sums`]). Of any other
+//! file the disk is asked after each read whether it has changed since the session began.
 //!
-//! The stages of a session are agreed on when it opens ([`Source::stages`]); a request only specifies
-//! tokens.
+//! The stages of a session are agreed on when it opens ([`Source::stages`]); a request only
+//! specifies tokens.
 //!
 //! Memory is bounded by the staging buffers and by the credits of each session (C6). Sessions take
-//! turns. Some buffers are reserved for sessions that hold none, and one for a session that opens later, so that a
-//! reader that does not receive its responses cannot starve the others. While a session lacks a buffer that is within
-//! its equal share, those above theirs take none. Every refusal is sent to the reader and counted by
-//! reason (C7).
+//! turns. Some buffers are reserved for sessions that hold none, and one for a session that opens
+//! later, so that a reader that does not receive its responses cannot starve the others. While a
+//! session lacks a buffer that is within its equal share, those above theirs take none. Every
+//! refusal is sent to the reader and counted by reason (C7).
 //!
 //! Order of calls: [`Target::open`] after the queue pair exists and before it is connected, then
 //! [`Target::poll`] as long as it returns `true`, then [`Target::failed_session`] until it returns
-//! nothing. [`Target::close`] comes before the queue pair is destroyed, and nothing is sent between the
-//! two: work requests of the queue pair may still refer to the buffers that it frees. No socket, file
-//! or clock may enter: they are behind `Device`, `Staging` and `Disk`.
+//! nothing. [`Target::close`] comes before the queue pair is destroyed, and nothing is sent between
+//! the two: work requests of the queue pair may still refer to the buffers that it frees. No
+//! socket, file or clock may enter: they are behind `Device`, `Staging` and `Disk`.
 
 mod gauge;
 
@@ -63,7 +63,8 @@ pub const IO_ALIGN: u32 = 4096;
 /// Most bytes of a file in one request.
 pub const BLOCK_BYTES: u32 = 1 << 20;
 
-/// Bytes of a target's staging buffer: a block of this size or several smaller ones, and the slack of aligned reads.
+/// Bytes of a target's staging buffer: a block of this size or several smaller ones, and the slack
+/// of aligned reads.
 pub const STAGING_BYTES: u32 = UNITS * UNIT_BYTES;
 
 /// Most disk reads into one staging buffer.
@@ -71,18 +72,18 @@ pub const READS_PER_BUFFER: u32 = UNITS;
 
 const _: () = assert!(SUM_BYTES <= STAGING_BYTES as u64, "a buffer holds a block of a manifest");
 
-/// Slots for a request and its response per credit. A reader sends its next request as soon as it gets
-/// a response, and the request may arrive before the acknowledgement of the response: with one slot per
-/// credit it would find no receive posted and wait for the RNR timer.
+/// Slots for a request and its response per credit. A reader sends its next request as soon as it
+/// gets a response, and the request may arrive before the acknowledgement of the response: with one
+/// slot per credit it would find no receive posted and wait for the RNR timer.
 const SLOTS_PER_CREDIT: u32 = 2;
 
-/// Bytes of reads started per [`Target::poll`], and most reads: the kernel may copy from its page cache during
-/// submission.
+/// Bytes of reads started per [`Target::poll`], and most reads: the kernel may copy from its page
+/// cache during submission.
 const READ_BYTES_PER_POLL: u32 = 2 * BLOCK_BYTES;
 const READS_PER_POLL: u32 = 16;
 
-/// Blocks that one [`Target::poll`] takes through their stages: as many as have these bytes of a file, and no
-/// more than this.
+/// Blocks that one [`Target::poll`] takes through their stages: as many as have these bytes of a
+/// file, and no more than this.
 const STAGED_BYTES_PER_POLL: u64 = BLOCK_BYTES as u64;
 const BLOCKS_PER_POLL: u32 = 8;
 
@@ -99,8 +100,8 @@ pub const CREDIT_BYTES: u64 = SLOTS_PER_CREDIT as u64 * SLOT_BYTES;
 /// Requests one session may have outstanding.
 pub const MAX_CREDITS: u32 = 64;
 
-/// Work requests of a session's queue pair, in each direction, for each of its credits: every slot may
-/// hold a WRITE and a SEND.
+/// Work requests of a session's queue pair, in each direction, for each of its credits: every slot
+/// may hold a WRITE and a SEND.
 pub const WORK_PER_CREDIT: u32 = 2 * SLOTS_PER_CREDIT;
 
 /// A dataset of a session.
@@ -159,7 +160,8 @@ pub struct TargetCounters {
     pub truncated: u64,
     /// Requests that failed with a storage error.
     pub storage_errors: u64,
-    /// Requests for a file that has changed since the session began, or that differs from its manifest.
+    /// Requests for a file that has changed since the session began, or that differs from its
+    /// manifest.
     pub changed_files: u64,
     /// Blocks read whole and found to match their manifest.
     pub proven_blocks: u64,
@@ -172,7 +174,8 @@ pub struct TargetCounters {
 }
 
 impl TargetCounters {
-    /// Counts a block that has gone through its stages; `may_compress` if there is a stage that does.
+    /// Counts a block that has gone through its stages; `may_compress` if there is a stage that
+    /// does.
     fn count(&mut self, ran: &Ran, may_compress: bool) {
         self.narrowed_blocks += u64::from(ran.narrowed);
         self.replaced_tokens += u64::from(ran.block.replaced);
@@ -318,8 +321,8 @@ impl Session {
         self.sources.get(job.request.source as usize)?.sums.as_ref()
     }
 
-    /// The first request whose next read is not under way, and the block to be read whole for it, if one is to
-    /// be proven first. `proving` are the blocks that are.
+    /// The first request whose next read is not under way, and the block to be read whole for it,
+    /// if one is to be proven first. `proving` are the blocks that are.
     fn next_job(&self, proven: &Proven, proving: &[(FileId, u64)]) -> Option<(usize, Option<u64>)> {
         let next = |(index, job): (usize, &Job)| {
             let missing = self.sums(job).and_then(|sums| proven.missing(sums, &job.range()));
@@ -416,13 +419,14 @@ pub struct Target {
 
 const NO_BUFFER: u32 = u32::MAX;
 
-/// Number of a WRITE's work request, to which its length is added. Those of SENDs, a slot and a buffer, are smaller.
+/// Number of a WRITE's work request, to which its length is added. Those of SENDs, a slot and a
+/// buffer, are smaller.
 const DATA_WRITE: u64 = (u32::MAX as u64) << 32;
 const MOST_DATA: u64 = STAGING_BYTES as u64;
 
 impl Target {
-    /// A target with `count` buffers ([`STAGING_BYTES`] each) from `base_addr` on, 4096-aligned, and
-    /// the two completion queues of its sessions' queue pairs.
+    /// A target with `count` buffers ([`STAGING_BYTES`] each) from `base_addr` on, 4096-aligned,
+    /// and the two completion queues of its sessions' queue pairs.
     pub fn new(
         base_addr: u64,
         count: u32,
@@ -459,7 +463,8 @@ impl Target {
         self.sessions.len()
     }
 
-    /// Staging buffers of which nothing is in use; all of them when no session is open and the disk is idle.
+    /// Staging buffers of which nothing is in use; all of them when no session is open and the disk
+    /// is idle.
     pub fn free_buffers(&self) -> usize {
         self.staging.whole()
     }
@@ -469,8 +474,8 @@ impl Target {
         self.staging.buffers()
     }
 
-    /// Opens a session on `qpn`, which has room for [`WORK_PER_CREDIT`] work requests for each credit:
-    /// posts its receives.
+    /// Opens a session on `qpn`, which has room for [`WORK_PER_CREDIT`] work requests for each
+    /// credit: posts its receives.
     pub fn open<D: Device>(
         &mut self,
         now: Time,
@@ -513,7 +518,8 @@ impl Target {
     }
 
     /// Closes the session on `qpn`. Its buffers are freed: at once, or when the read into them
-    /// completes. Returns its datasets, for the caller to free: their actions and checksums may take a while.
+    /// completes. Returns its datasets, for the caller to free: their actions and checksums may
+    /// take a while.
     pub fn close(&mut self, qpn: Qpn) -> Vec<Source> {
         let Some(session) = self.sessions.remove(&qpn) else {
             return Vec::new();
@@ -536,14 +542,16 @@ impl Target {
         session.sources
     }
 
-    /// A session that failed since the last call, and why. The caller closes it and notifies the reader: a
-    /// reader that only waits for responses sends nothing, so its transport does not notice.
+    /// A session that failed since the last call, and why. The caller closes it and notifies the
+    /// reader: a reader that only waits for responses sends nothing, so its transport does not
+    /// notice.
     pub fn failed_session(&mut self) -> Option<(Qpn, SessionFailure)> {
         self.failed.pop_front()
     }
 
-    /// Does the work possible now: at most `BLOCKS_PER_POLL` blocks through their stages, or one with a user action,
-    /// which may take long, and `READS_PER_POLL` reads started. Returns whether there was any.
+    /// Does the work possible now: at most `BLOCKS_PER_POLL` blocks through their stages, or one
+    /// with a user action, which may take long, and `READS_PER_POLL` reads started. Returns whether
+    /// there was any.
     pub fn poll<D: Device, M: Staging, K: Disk>(
         &mut self,
         now: Time,
@@ -569,8 +577,8 @@ impl Target {
         busy
     }
 
-    /// Handles the completions of a queue, a bounded number of them; returns whether there were any. All
-    /// sessions share the queue, so one that cannot be read ends them.
+    /// Handles the completions of a queue, a bounded number of them; returns whether there were
+    /// any. All sessions share the queue, so one that cannot be read ends them.
     fn take_completions<D: Device, M: Staging>(
         &mut self,
         io: &mut Io<'_, D, M>,
@@ -681,12 +689,14 @@ impl Target {
         started > 0
     }
 
-    /// Whole buffers that stay for sessions that hold none: those that are open, and one that opens later.
+    /// Whole buffers that stay for sessions that hold none: those that are open, and one that opens
+    /// later.
     fn reserved(&self) -> usize {
         (self.without_buffers + 1).min(self.staging.buffers() / 2)
     }
 
-    /// The units of each session if those that use any or wait for some had equal parts of what a lone one may take.
+    /// The units of each session if those that use any or wait for some had equal parts of what a
+    /// lone one may take.
     fn share_units(&self) -> u32 {
         let is_active = |session: &&Session| session.buffers > 0 || !session.pending.is_empty();
         let active = self.sessions.values().filter(is_active).count().max(1);
@@ -700,7 +710,8 @@ impl Target {
         let Some(session) = self.sessions.get_mut(&qpn) else {
             return Turn::Passed;
         };
-        // What is reserved is whole buffers: parts of them would never become room for a large block.
+        // What is reserved is whole buffers: parts of them would never become room for a large
+        // block.
         let (first, whole) = (session.buffers == 0, self.staging.whole());
         let Some((index, missing)) = session.next_job(&self.proven, &self.proving) else {
             return Turn::Passed;
@@ -791,7 +802,8 @@ impl Target {
         }
     }
 
-    /// Compares a block that was read whole with its manifest. False: there is more to read for the job.
+    /// Compares a block that was read whole with its manifest. False: there is more to read for the
+    /// job.
     fn prove<M: Staging, K: Disk>(
         &mut self,
         memory: &M,
@@ -817,8 +829,8 @@ impl Target {
         Ok(all_here)
     }
 
-    /// Checks that every byte was read, and that the file is what it was. False: a block of it has to be
-    /// proven again.
+    /// Checks that every byte was read, and that the file is what it was. False: a block of it has
+    /// to be proven again.
     fn check_read<M: Staging, K: Disk>(
         &self,
         memory: &M,
@@ -929,7 +941,8 @@ impl Target {
         }
         let ReadRequest { seq, tag, .. } = job.request;
         let response = ReadResponse { seq, tag, outcome };
-        // If this fails the WRITE may still be sent, so the buffer is freed when the session closes.
+        // If this fails the WRITE may still be sent, so the buffer is freed when the session
+        // closes.
         self.send(io, job.qpn, job.slot, held, &response);
     }
 

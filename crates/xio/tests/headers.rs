@@ -1,8 +1,10 @@
-//! Whether a file of ids begins with a header: files with one are found, and files without are left alone.
+//! Whether a file of ids begins with a header: files with one are found, and files without are left
+//! alone.
 //!
-//! The files without are drawn as tokenizers and packers make them: vocabularies of several sizes, ids by the law of
-//! Zipf or all alike, frequent ids small or anywhere, documents of one topic each, with or without an id that ends
-//! them, empty documents, padding with zeros on either side, and lines of one sign. `DQUANT_SEEDS=0..100000` draws more.
+//! The files without are drawn as tokenizers and packers make them: vocabularies of several sizes,
+//! ids by the law of Zipf or all alike, frequent ids small or anywhere, documents of one topic
+//! each, with or without an id that ends them, empty documents, padding with zeros on either side,
+//! and lines of one sign. `DQUANT_SEEDS=0..100000` draws more.
 
 #[path = "../../../testing/seeds.rs"]
 mod seeds;

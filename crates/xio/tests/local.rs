@@ -1,5 +1,5 @@
-//! The reader over local files against the reference, byte for byte: random plans, files and starts, a disk
-//! that completes in any order, and a host of any pace.
+//! The reader over local files against the reference, byte for byte: random plans, files and
+//! starts, a disk that completes in any order, and a host of any pace.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -331,7 +331,8 @@ fn sources(
     (0..).zip(branches).map(source).collect()
 }
 
-/// Adds the loss weights of the files that have any, where the plan delivers them: their files follow those of tokens.
+/// Adds the loss weights of the files that have any, where the plan delivers them: their files
+/// follow those of tokens.
 fn with_weights(
     mut sources: Vec<ReaderSource>,
     pipeline: &Pipeline,
@@ -667,8 +668,8 @@ proptest! {
         }
     }
 
-    /// The rings of all ranks together hold the order, whatever the number of ranks, the share of a stream, the
-    /// sample that it begins with and the steps that are left out.
+    /// The rings of all ranks together hold the order, whatever the number of ranks, the share of a
+    /// stream, the sample that it begins with and the steps that are left out.
     #[test]
     fn ranks_share_the_order(
         case in case(),
@@ -758,8 +759,9 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Files overwritten in place end the stream, or nothing of their new bytes is delivered. With a manifest one
-    /// changed bit in a block that is read afterwards suffices, and the error names the block.
+    /// Files overwritten in place end the stream, or nothing of their new bytes is delivered. With
+    /// a manifest one changed bit in a block that is read afterwards suffices, and the error names
+    /// the block.
     #[test]
     fn a_file_overwritten_in_place_is_never_mixed(
         manifests in any::<bool>(), after in 0..12u64, bit in 0..8 * 9_000_000_u64, seed in any::<u64>(),
@@ -781,7 +783,8 @@ proptest! {
         }
         let at_byte = byte as u64 / SUM_BYTES * SUM_BYTES;
         match ran.host.end {
-            // All that is needed was read before, or the bit is in none of the tokens that were read after.
+            // All that is needed was read before, or the bit is in none of the tokens that were
+            // read after.
             Some(Ok(())) => prop_assert_eq!(ran.host.batches.len(), 500),
             Some(Err(StreamError::Changed { dataset: 0, change })) if manifests => {
                 prop_assert_eq!(change, Change::Block { at_byte });
@@ -797,7 +800,8 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Samples of Megatron-core's order, whose pieces lie anywhere in the files: on any disk, for any ranks.
+    /// Samples of Megatron-core's order, whose pieces lie anywhere in the files: on any disk, for
+    /// any ranks.
     #[test]
     fn listed_samples_are_delivered_piece_by_piece(
         lengths in prop::collection::vec(200..900u64, 1..4),
@@ -860,8 +864,8 @@ proptest! {
     }
 }
 
-/// Of a block of packed documents only the sample with a token that does not fit fails, and none if it is in no
-/// document.
+/// Of a block of packed documents only the sample with a token that does not fit fails, and none if
+/// it is in no document.
 #[test]
 fn a_packed_sample_fails_alone() {
     let text =
@@ -892,7 +896,8 @@ fn a_packed_sample_fails_alone() {
     }
 }
 
-/// Parts of datasets whose runs have several samples, in file order and shuffled: all of them as the reference says.
+/// Parts of datasets whose runs have several samples, in file order and shuffled: all of them as
+/// the reference says.
 #[test]
 fn parts_of_large_files_are_what_the_reference_says() {
     let files = [file(Dtype::U16, 40_003, 1), file(Dtype::U32, 90_010, 2)];
@@ -914,7 +919,8 @@ fn parts_of_large_files_are_what_the_reference_says() {
     }
 }
 
-/// Few documents that lie far apart are packed in blocks of fewer samples: before, such a plan was refused.
+/// Few documents that lie far apart are packed in blocks of fewer samples: before, such a plan was
+/// refused.
 #[test]
 fn documents_far_apart_are_packed_into_smaller_blocks() {
     let mut files = [file(Dtype::U16, 3_000_000, 1)];
@@ -961,7 +967,8 @@ fn a_local_stream_reads_what_it_needs() {
     }
 }
 
-/// Batches that are left out are not read, whatever their number; nothing of the others is read twice.
+/// Batches that are left out are not read, whatever their number; nothing of the others is read
+/// twice.
 #[test]
 fn what_is_left_out_is_not_read() {
     let files = [file(Dtype::U32, 1_000_000, 1)];
@@ -999,7 +1006,8 @@ fn ranges_to_leave_out_are_joined_or_refused() {
     assert!(LeaveOut::new((0..65).map(|i| 3 * i..3 * i + 3)).is_ok());
 }
 
-/// A batch of 4 samples takes at most 4 of the 64 blocks of its group: they are read before the others.
+/// A batch of 4 samples takes at most 4 of the 64 blocks of its group: they are read before the
+/// others.
 #[test]
 fn the_first_batch_waits_for_its_own_blocks_only() {
     let plan = "window(64) | shuffle(7, blocks=64, block=4KiB) | batch(4)";

@@ -1,4 +1,5 @@
-//! The order of Megatron-core against what megatron-core itself made: `interop/megatron_order.py` describes the file.
+//! The order of Megatron-core against what megatron-core itself made: `interop/megatron_order.py`
+//! describes the file.
 
 #![allow(clippy::unwrap_used)]
 
@@ -112,7 +113,8 @@ fn samples_are_those_of_megatron_core() {
         let sizes = (0..).map_while(|dataset| order.dataset_samples(dataset));
         let sizes: Vec<String> = sizes.map(|size| size.to_string()).collect();
         assert_eq!(sizes, case.facts["sizes"], "{name}, seed {seed}");
-        // The length of the blend in megatron-core may be larger by rounding, that of one dataset by whole epochs.
+        // The length of the blend in megatron-core may be larger by rounding, that of one dataset
+        // by whole epochs.
         assert!(order.samples() <= case.number("length"), "{name}, seed {seed}");
     }
 }

@@ -79,7 +79,8 @@ fn every_exponent_is_rounded_as_defined() {
                 .collect();
             compare(&beside, from, to, 2);
         }
-        // Ends of the steps of a block whose scale is given by its first value, upwards and downwards.
+        // Ends of the steps of a block whose scale is given by its first value, upwards and
+        // downwards.
         for exponent in [1_u64, 2, 20, 100, 127, 140, 200, 254] {
             let base = exponent << 23;
             let steps = (0..0x100_0000_u64).step_by(0x10_0000 / 3);

@@ -1,7 +1,7 @@
 //! The fast path (order, blocks, compiled stages) against the reference, byte for byte.
 //!
-//! `fast_batch` below does what target and reader do, without their buffers: look up a sample in the
-//! order, take its bytes out of a block, run the stages of both sides over them.
+//! `fast_batch` below does what target and reader do, without their buffers: look up a sample in
+//! the order, take its bytes out of a block, run the stages of both sides over them.
 #![allow(clippy::unwrap_used)]
 
 use proptest::prelude::*;

@@ -1,4 +1,5 @@
-//! The configurations of the main job: what is run, and what of it must be equal. Neither runs nor tables belong here.
+//! The configurations of the main job: what is run, and what of it must be equal. Neither runs nor
+//! tables belong here.
 
 use super::figures::Figures;
 

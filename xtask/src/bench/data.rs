@@ -1,4 +1,5 @@
-//! Runs the main job in all its configurations, and checks that results are equal where they must be.
+//! Runs the main job in all its configurations, and checks that results are equal where they must
+//! be.
 
 use std::path::Path;
 

@@ -1,8 +1,9 @@
-//! `cargo xtask bench fabric`: the fabric beside its peers, in one run, against the numbers that are asked for.
+//! `cargo xtask bench fabric`: the fabric beside its peers, in one run, against the numbers that
+//! are asked for.
 //!
-//! Rounds take every figure in turn, ours and the peers' of one row directly after each other, so that a machine that
-//! slows down slows both. Programs of both sides get one core each, whoever they belong to. What a machine cannot
-//! measure is skipped, with its reason.
+//! Rounds take every figure in turn, ours and the peers' of one row directly after each other, so
+//! that a machine that slows down slows both. Programs of both sides get one core each, whoever
+//! they belong to. What a machine cannot measure is skipped, with its reason.
 //!
 //! | part | what it does |
 //! |---|---|
@@ -198,7 +199,8 @@ impl Bench {
         self.calibrations.0.push(Calibration::take(self.tools.cores));
     }
 
-    /// Takes a figure once. A peer that cannot be measured is skipped; a program of ours that fails is a failure.
+    /// Takes a figure once. A peer that cannot be measured is skipped; a program of ours that fails
+    /// is a failure.
     fn take(&mut self, figure: &Figure) {
         match self.measure(figure) {
             Ok(value) => self.results.add(&figure.key, value),

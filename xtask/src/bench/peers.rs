@@ -1,8 +1,10 @@
-//! `cargo xtask bench data --peers`: the loaders that people use today, and Dquant, on the same tokens.
+//! `cargo xtask bench data --peers`: the loaders that people use today, and Dquant, on the same
+//! tokens.
 //!
-//! Every case is a fresh Python process that delivers batches for some seconds (`xtask/peers/measure.py`); rounds run all
-//! cases in turn, so that a machine that slows down slows all of them, and before each the files are read twice and memory
-//! is touched. Processor time is that of the process that trains, and that of all processes, daemons included.
+//! Every case is a fresh Python process that delivers batches for some seconds
+//! (`xtask/peers/measure.py`); rounds run all cases in turn, so that a machine that slows down
+//! slows all of them, and before each the files are read twice and memory is touched. Processor
+//! time is that of the process that trains, and that of all processes, daemons included.
 //!
 //! | part | what it does |
 //! |---|---|

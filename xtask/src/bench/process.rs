@@ -1,7 +1,8 @@
-//! Runs the demo and samples the memory of its DPU through `/proc`, from outside and without its help.
+//! Runs the demo and samples the memory of its DPU through `/proc`, from outside and without its
+//! help.
 //!
-//! A sample counts only if the trainer was still running after it was taken: before and after that the DPU is being
-//! set up or torn down. A demo that does not end is ended.
+//! A sample counts only if the trainer was still running after it was taken: before and after that
+//! the DPU is being set up or torn down. A demo that does not end is ended.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -18,7 +19,8 @@ use crate::shell::{Failure, RESCUED};
 /// How often memory is sampled.
 const SAMPLE_EVERY: Duration = Duration::from_millis(100);
 
-/// How long a demo may take besides its measured part: it generates its corpora and verifies its first batches.
+/// How long a demo may take besides its measured part: it generates its corpora and verifies its
+/// first batches.
 const ALLOWANCE: Duration = Duration::from_secs(120);
 
 /// What to run.
@@ -182,7 +184,8 @@ fn stat(pid: u32) -> Option<Stat> {
     parse_stat(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
-/// The name in the second field may hold any text, brackets included: the other fields follow the last bracket.
+/// The name in the second field may hold any text, brackets included: the other fields follow the
+/// last bracket.
 fn parse_stat(text: &str) -> Option<Stat> {
     let mut fields = text.rsplit_once(')')?.1.split_whitespace();
     let state = fields.next()?.chars().next()?;

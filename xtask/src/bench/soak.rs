@@ -1,4 +1,5 @@
-//! One long stream: the DPU's memory is bounded by its configuration, so it must not grow while it works.
+//! One long stream: the DPU's memory is bounded by its configuration, so it must not grow while it
+//! works.
 
 use std::path::Path;
 use std::time::Duration;
@@ -11,8 +12,8 @@ use super::machine::Machine;
 use super::process::Demo;
 use crate::shell::Failure;
 
-/// Smallest growth from the first to the last quarter that counts: the error of the kernel's figure is
-/// smaller.
+/// Smallest growth from the first to the last quarter that counts: the error of the kernel's figure
+/// is smaller.
 const MAX_GROWTH_MIB: f64 = 8.0;
 
 /// Runs one stream of that length and checks its memory.

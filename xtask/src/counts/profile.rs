@@ -76,7 +76,8 @@ pub(crate) fn figures(case: &str, printed: &str, profile: &str) -> Result<Vec<Fi
 
 /// Instructions of each phase, and of everything that it called.
 ///
-/// A call is three lines: `cfn=NAME`, `calls=COUNT POSITION`, and the position of the call with its inclusive cost.
+/// A call is three lines: `cfn=NAME`, `calls=COUNT POSITION`, and the position of the call with its
+/// inclusive cost.
 fn inclusive(profile: &str) -> BTreeMap<String, u64> {
     let (mut costs, mut callee) = (BTreeMap::new(), "");
     let mut lines = profile.lines();

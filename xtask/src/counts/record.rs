@@ -78,7 +78,8 @@ impl Record {
         all
     }
 
-    /// Every count that differs from `old` by more than the tolerance, that is missing or that is new.
+    /// Every count that differs from `old` by more than the tolerance, that is missing or that is
+    /// new.
     pub(super) fn complaints(
         &self,
         old: &Record,

@@ -1,7 +1,8 @@
 //! Building the harnesses, with coverage counters or without.
 //!
-//! The flags are those that `cargo-bolero` passes; none of them needs a nightly compiler. A target is named even though
-//! it is the host, because cargo then keeps the flags away from build scripts and macros, which would not link.
+//! The flags are those that `cargo-bolero` passes; none of them needs a nightly compiler. A target
+//! is named even though it is the host, because cargo then keeps the flags away from build scripts
+//! and macros, which would not link.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

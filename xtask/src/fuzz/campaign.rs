@@ -1,7 +1,9 @@
-//! One harness under an engine: workers that share a corpus, their logs, and the summary of their results.
+//! One harness under an engine: workers that share a corpus, their logs, and the summary of their
+//! results.
 //!
-//! Every worker is a process of its own with its own seed; they see each other's finds through the corpus folder. A
-//! worker that finds something ends; the others continue. All output goes to a log per worker.
+//! Every worker is a process of its own with its own seed; they see each other's finds through the
+//! corpus folder. A worker that finds something ends; the others continue. All output goes to a log
+//! per worker.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -205,8 +207,9 @@ pub(super) fn replay(program: &Path, harness: &Harness, input: &Path) -> Result<
     shell::run(command.env("RUST_BACKTRACE", "1"))
 }
 
-/// Rewrites the corpus in the repository: the fewest inputs that reach each edge which the corpora of target directory
-/// and repository reach. Edge counts are ignored, or the corpus would be ten times as large.
+/// Rewrites the corpus in the repository: the fewest inputs that reach each edge which the corpora
+/// of target directory and repository reach. Edge counts are ignored, or the corpus would be ten
+/// times as large.
 ///
 /// # Errors
 /// When folders cannot be created or the merge fails.

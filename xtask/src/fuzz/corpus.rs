@@ -9,8 +9,8 @@ use crate::shell::Failure;
 #[path = "../../../testing/corpus.rs"]
 mod form;
 
-/// Writes every input of the file `packed` into `folder`, named by its place; removes what was in the
-/// folder.
+/// Writes every input of the file `packed` into `folder`, named by its place; removes what was in
+/// the folder.
 ///
 /// # Errors
 /// When the corpus cannot be read or the folder cannot be written.
@@ -27,7 +27,8 @@ pub(super) fn unpack(packed: &Path, folder: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Writes the files of `folder` into the file `packed`; returns the number of inputs and of their bytes.
+/// Writes the files of `folder` into the file `packed`; returns the number of inputs and of their
+/// bytes.
 ///
 /// # Errors
 /// When the folder cannot be read or the file cannot be written.
@@ -40,7 +41,8 @@ pub(super) fn pack(folder: &Path, packed: &Path) -> Result<(usize, usize), Failu
     Ok((inputs, bytes.len()))
 }
 
-/// Short ones first: the same inputs make the same file, and small ones are tried before large ones.
+/// Short ones first: the same inputs make the same file, and small ones are tried before large
+/// ones.
 fn joined(mut inputs: Vec<Vec<u8>>) -> Vec<u8> {
     inputs.sort_by(|a, b| (a.len(), a).cmp(&(b.len(), b)));
     let framed =

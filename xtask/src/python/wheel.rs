@@ -1,8 +1,8 @@
 //! `cargo xtask python --wheel`: one file that `pip install` takes on every Linux with glibc 2.28.
 //!
-//! zig links against the symbols of that glibc whatever the machine has. maturin makes the wheel of the extension module;
-//! the command line and the libibverbs.so.1 of `dquant run` are added as its data files, which pip puts into `bin` and
-//! `lib/dquant`, where `dquant` looks for the library.
+//! zig links against the symbols of that glibc whatever the machine has. maturin makes the wheel of
+//! the extension module; the command line and the libibverbs.so.1 of `dquant run` are added as its
+//! data files, which pip puts into `bin` and `lib/dquant`, where `dquant` looks for the library.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,7 @@
 //! Token files, and for each plan the batches that must come out.
 //!
-//! A batch is a pure function of files, plan and number, so a local reader without daemons makes them once, and every stream is
-//! compared with its file.
+//! A batch is a pure function of files, plan and number, so a local reader without daemons makes
+//! them once, and every stream is compared with its file.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;

@@ -1,8 +1,9 @@
 //! What happens in a round, drawn from its seed.
 //!
-//! Which round is of which kind counts with the seed, so that four in a row have both paths, each with daemons that live on and
-//! with daemons that are killed. What happens to a stream or a program is counted in batches and messages, not in time:
-//! what hangs never gets there, so it is never killed before it is noticed.
+//! Which round is of which kind counts with the seed, so that four in a row have both paths, each
+//! with daemons that live on and with daemons that are killed. What happens to a stream or a
+//! program is counted in batches and messages, not in time: what hangs never gets there, so it is
+//! never killed before it is noticed.
 
 use std::fmt;
 use std::time::Duration;

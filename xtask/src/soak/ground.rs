@@ -71,7 +71,8 @@ impl Ground {
         self.folder.join(format!("{}-{name}", self.count.fetch_add(1, Ordering::Relaxed)))
     }
 
-    /// A loopback address that no other process of this machine uses, and no other of this soak in the last 60,000.
+    /// A loopback address that no other process of this machine uses, and no other of this soak in
+    /// the last 60,000.
     pub(super) fn fresh_address(&self) -> Ipv4Addr {
         let count = self.count.fetch_add(1, Ordering::Relaxed);
         let [high, low] = ((count % 60_000) as u16 + 1_000).to_be_bytes();
@@ -126,7 +127,8 @@ impl Ground {
         }
     }
 
-    /// Reports a failure and ends the soak. What fails afterwards may be a consequence, so only the first is kept.
+    /// Reports a failure and ends the soak. What fails afterwards may be a consequence, so only the
+    /// first is kept.
     pub(super) fn fail(&self, what: impl Into<String>) {
         let mut failures = lock(&self.failures);
         if !self.is_over() {

@@ -1,7 +1,8 @@
 //! What daemons hold between rounds, when nobody uses them, and what the soak has left behind.
 //!
-//! The first rounds fill caches of the allocator and touch memory that is reserved from the start, so each daemon is compared with
-//! the least that it held after a round. In a long soak the last quarter is compared with the second one, too, which finds slow leaks.
+//! The first rounds fill caches of the allocator and touch memory that is reserved from the start,
+//! so each daemon is compared with the least that it held after a round. In a long soak the last
+//! quarter is compared with the second one, too, which finds slow leaks.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Private memory that a daemon may hold more than after another round: a round of 8 streams after one with a
-/// single stream needs that for tables, and the allocator keeps it.
+/// Private memory that a daemon may hold more than after another round: a round of 8 streams after
+/// one with a single stream needs that for tables, and the allocator keeps it.
 const MAX_GROWTH_KIB: u64 = 24 << 10;
 
 /// The same from the second quarter to the last one of a long soak.
@@ -19,7 +20,8 @@ const MAX_LEAK_KIB: u64 = 4 << 10;
 /// Rounds from which quarters say something.
 const LONG: usize = 24;
 
-/// How long a daemon may take to give back what it shared with processes that were killed: it looks for them once a second.
+/// How long a daemon may take to give back what it shared with processes that were killed: it looks
+/// for them once a second.
 const FORGETS: Duration = Duration::from_secs(5);
 
 /// Interval between two looks at what it holds meanwhile.
@@ -147,10 +149,12 @@ fn leak_kib(all: &[Held]) -> Option<u64> {
     Some(last.saturating_sub(median(&all[quarter..2 * quarter])))
 }
 
-/// Where programs may leave files. They are empty at the beginning where the soak has namespaces of its own.
+/// Where programs may leave files. They are empty at the beginning where the soak has namespaces of
+/// its own.
 pub(super) const PLACES: [&str; 2] = ["/dev/shm", "/run"];
 
-/// In the folder for run-time files, programs share links to libraries and views of `/sys`, one for each kind.
+/// In the folder for run-time files, programs share links to libraries and views of `/sys`, one for
+/// each kind.
 const MAX_RUNTIME_FILES: usize = 8;
 
 /// # Errors

@@ -1,7 +1,8 @@
 //! Two verbs programs on the drop-in library: `xtask/soak/verbs.c`, once for each side.
 //!
-//! Each side is followed on a thread of its own, which reads its progress and does to it what was drawn. The thread of the pair starts them
-//! and asks them to end after their life, or at the end of the round. A killed side is started again with the next pair.
+//! Each side is followed on a thread of its own, which reads its progress and does to it what was
+//! drawn. The thread of the pair starts them and asks them to end after their life, or at the end
+//! of the round. A killed side is started again with the next pair.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{ChildStdin, Stdio};
@@ -126,7 +127,8 @@ impl Running<'_> {
         }
     }
 
-    /// Asks both sides to end when it is time, and lets them go when both are done or one has ended.
+    /// Asks both sides to end when it is time, and lets them go when both are done or one has
+    /// ended.
     fn let_go(&self, sides: &[Side; 2], is_last: &AtomicBool) {
         let begun = Instant::now();
         let mut was_asked = false;

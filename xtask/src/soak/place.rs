@@ -1,6 +1,7 @@
 //! A storage target and a DPU, which live for one round or for the whole soak.
 //!
-//! They follow the thread that starts them: it is the main one, so the kernel ends them with the soak whatever happens to it.
+//! They follow the thread that starts them: it is the main one, so the kernel ends them with the
+//! soak whatever happens to it.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};

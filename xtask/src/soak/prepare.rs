@@ -1,6 +1,8 @@
-//! The programs of a soak: `dquant` and the drop-in library as the tests have built them, and the C program for verbs.
+//! The programs of a soak: `dquant` and the drop-in library as the tests have built them, and the C
+//! program for verbs.
 //!
-//! Nothing is installed. Without a compiler or the headers of libibverbs there are no verbs programs, and the reason is printed.
+//! Nothing is installed. Without a compiler or the headers of libibverbs there are no verbs
+//! programs, and the reason is printed.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -32,13 +34,14 @@ fn program(folder: &Path) -> PathBuf {
     folder.join("verbs")
 }
 
-/// Builds the debug program with the packages and features of `cargo xtask test`, development dependencies included, so that
-/// after the tests there is nothing to build.
+/// Builds the debug program with the packages and features of `cargo xtask test`, development
+/// dependencies included, so that after the tests there is nothing to build.
 ///
 /// # Errors
 /// When it does not build.
 pub(super) fn build() -> Result<PathBuf, Failure> {
-    // Of the packages, only that of the program has a test with this name, and brings the program along.
+    // Of the packages, only that of the program has a test with this name, and brings the program
+    // along.
     let args = ["test", "--workspace", "--features", test::FEATURES, "--no-run", "--test", "cli"];
     shell::run(&mut cargo(&args))?;
     Ok(workspace::target_directory()?.join("debug/dquant"))

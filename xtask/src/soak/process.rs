@@ -1,6 +1,8 @@
-//! One process of a soak: in a process group of its own, with its standard error in a file, and ended when it is dropped.
+//! One process of a soak: in a process group of its own, with its standard error in a file, and
+//! ended when it is dropped.
 //!
-//! A signal is sent only while the child is known not to have been waited for, so its number cannot belong to anybody else.
+//! A signal is sent only while the child is known not to have been waited for, so its number cannot
+//! belong to anybody else.
 
 use std::fmt;
 use std::fs::{self, File};

@@ -1,7 +1,7 @@
 //! The progress of one stream or program, and its pauses.
 //!
-//! It counts what was done, for each lane, and measures pauses when it is looked at. When that is, and
-//! how much time the machine took meanwhile, is decided in [`watch`](super::watch).
+//! It counts what was done, for each lane, and measures pauses when it is looked at. When that is,
+//! and how much time the machine took meanwhile, is decided in [`watch`](super::watch).
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};

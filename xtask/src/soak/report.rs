@@ -1,5 +1,6 @@
-//! What is printed about a failure, while the processes are still there to be asked: the failure, the states of target and DPU,
-//! the last lines of all logs, and what the verbs programs' libraries explain.
+//! What is printed about a failure, while the processes are still there to be asked: the failure,
+//! the states of target and DPU, the last lines of all logs, and what the verbs programs' libraries
+//! explain.
 
 use std::fmt::Display;
 

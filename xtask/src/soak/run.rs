@@ -170,8 +170,8 @@ impl Soak<'_> {
         }
     }
 
-    /// Runs streams and programs until the round is over and all of them have ended. A failure is reported while
-    /// everything is still there to be asked.
+    /// Runs streams and programs until the round is over and all of them have ended. A failure is
+    /// reported while everything is still there to be asked.
     fn play(&self, round: &Round, place: &Arc<Place>) {
         let is_last = AtomicBool::new(false);
         thread::scope(|scope| {

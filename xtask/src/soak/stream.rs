@@ -1,8 +1,8 @@
 //! A trainer: `dquant cat`, whose batches are compared as they arrive.
 //!
-//! A slot is a thread that runs one stream after the other until its round ends. Then a stream has to deliver one more batch
-//! before it is let go, so that one that hangs is found. A stream that fails because its DPU was killed is opened anew at the
-//! batch that it needs.
+//! A slot is a thread that runs one stream after the other until its round ends. Then a stream has
+//! to deliver one more batch before it is let go, so that one that hangs is found. A stream that
+//! fails because its DPU was killed is opened anew at the batch that it needs.
 
 use std::io::{ErrorKind, Read};
 use std::net::Ipv4Addr;
@@ -117,7 +117,8 @@ impl Slot<'_> {
         command
     }
 
-    /// Reads and compares until the stream ends or is ended. Returns the batches, and how it was ended.
+    /// Reads and compares until the stream ends or is ended. Returns the batches, and how it was
+    /// ended.
     fn read(
         &self,
         stream: &Stream,
@@ -208,7 +209,8 @@ pub(super) fn stop(ground: &Ground, process: &Process, pulses: &[&Pulse], time: 
     pulses.iter().for_each(|pulse| pulse.unexcuse());
 }
 
-/// Reads a batch; `false` at the end. What is less than a batch was cut off by the end of the process.
+/// Reads a batch; `false` at the end. What is less than a batch was cut off by the end of the
+/// process.
 fn fill(out: &mut ChildStdout, batch: &mut [u8]) -> Result<bool, String> {
     match out.read_exact(batch) {
         Ok(()) => Ok(true),

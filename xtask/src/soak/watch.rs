@@ -1,10 +1,12 @@
 //! Who has made no progress for too long.
 //!
-//! A [`Pulse`](super::pulse::Pulse) counts what a stream or a program has done, for each of its lanes. A
-//! pause is over with the next count. It does not grow while the process is stopped or what it needs is away, nor while the machine gives no processor: in each look
-//! at the pulses, the pause grows by the time since the last one, less the time that a canary was late, or that some thread
-//! of the processes involved has waited for a processor (`schedstat`), whichever is more. So a limit in seconds means the same on
-//! a busy machine; what spins in vain there is found later, but it is found.
+//! A [`Pulse`](super::pulse::Pulse) counts what a stream or a program has done, for each of its
+//! lanes. A pause is over with the next count. It does not grow while the process is stopped or
+//! what it needs is away, nor while the machine gives no processor: in each look at the pulses, the
+//! pause grows by the time since the last one, less the time that a canary was late, or that some
+//! thread of the processes involved has waited for a processor (`schedstat`), whichever is more. So
+//! a limit in seconds means the same on a busy machine; what spins in vain there is found later,
+//! but it is found.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -50,7 +52,8 @@ impl Canary {
 struct Waits(BTreeMap<u32, BTreeMap<u32, u64>>);
 
 impl Waits {
-    /// The longest that a thread of these processes has waited since the last look, for each process.
+    /// The longest that a thread of these processes has waited since the last look, for each
+    /// process.
     fn look(&mut self, pids: &[u32]) -> BTreeMap<u32, Duration> {
         let mut found = BTreeMap::new();
         let mut grown = BTreeMap::new();
@@ -72,7 +75,8 @@ impl Waits {
     }
 }
 
-/// The second number of `schedstat`: nanoseconds in which the thread could have run. Kernels without it report none.
+/// The second number of `schedstat`: nanoseconds in which the thread could have run. Kernels
+/// without it report none.
 fn waits_of(pid: u32) -> BTreeMap<u32, u64> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let wait = |task: fs::DirEntry| {

@@ -1,7 +1,8 @@
 //! Buffers of other devices, behind dma-buf descriptors.
 //!
-//! This device copies with the processor, so it reaches a buffer by mapping it. Exporters of ordinary memory can be
-//! mapped (udmabuf, dma heaps, vgem, most integrated GPUs); many with memory of their own cannot.
+//! This device copies with the processor, so it reaches a buffer by mapping it. Exporters of
+//! ordinary memory can be mapped (udmabuf, dma heaps, vgem, most integrated GPUs); many with memory
+//! of their own cannot.
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::BorrowedFd;
@@ -36,8 +37,9 @@ impl DmaBuf {
     /// Maps `length` bytes at `offset`, shared, for reading and if wanted for writing.
     ///
     /// # Errors
-    /// `EBADF` for no descriptor; `EINVAL` for one that is no dma-buf, and for bytes that it does not have;
-    /// `EOPNOTSUPP` when its exporter does not let it be mapped; `EACCES` when it may not be written.
+    /// `EBADF` for no descriptor; `EINVAL` for one that is no dma-buf, and for bytes that it does
+    /// not have; `EOPNOTSUPP` when its exporter does not let it be mapped; `EACCES` when it may not
+    /// be written.
     pub(crate) fn map(fd: c_int, offset: u64, length: u64, write: bool) -> Outcome<DmaBuf> {
         // SAFETY: only borrowed for this call; what is not open is found out by the kernel.
         let fd = if fd < 0 { Err(Errno::BADF) } else { Ok(unsafe { BorrowedFd::borrow_raw(fd) }) }?;
@@ -45,7 +47,8 @@ impl DmaBuf {
         let size = seek(fd, SeekFrom::End(0))?;
         let end = offset.checked_add(length).filter(|end| length > 0 && *end <= size);
         let end = end.ok_or(Errno::INVAL)?;
-        // From the buffer's beginning: graphics drivers of the kernel ignore the offset of a mapping.
+        // From the buffer's beginning: graphics drivers of the kernel ignore the offset of a
+        // mapping.
         let bytes = usize::try_from(end.next_multiple_of(page())).map_err(|_| Errno::INVAL)?;
         let writable = if write { ProtFlags::WRITE } else { ProtFlags::empty() };
         let rights = ProtFlags::READ | writable;
@@ -57,9 +60,10 @@ impl DmaBuf {
             other => other,
         })?;
         let mapping = DmaBuf { pages, bytes, offset };
-        // Waits for what the exporter still writes, and may move the bytes to where the processor reaches them. The
-        // matching end is left out: the descriptor may be closed by then, and its number be that of another file.
-        // SAFETY: the descriptor is a dma-buf, and the argument is the call's.
+        // Waits for what the exporter still writes, and may move the bytes to where the processor
+        // reaches them. The matching end is left out: the descriptor may be closed by then, and its
+        // number be that of another file. SAFETY: the descriptor is a dma-buf, and the argument is
+        // the call's.
         unsafe { ioctl(fd, Setter::<SYNC, u64>::new(START)) }?;
         Ok(mapping)
     }

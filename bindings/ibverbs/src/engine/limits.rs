@@ -1,5 +1,5 @@
-//! The limits of a device. At least as much as `ibv_query_device` reports is possible; of protection domains, memory windows and
-//! shared receive queues more is.
+//! The limits of a device. At least as much as `ibv_query_device` reports is possible; of
+//! protection domains, memory windows and shared receive queues more is.
 
 use roce::endpoint::EndpointConfig;
 
@@ -16,8 +16,8 @@ pub(crate) const ENDPOINT: EndpointConfig = EndpointConfig {
     seed: 0,
 };
 
-/// Most bytes of inline data of a work request. They are copied when posted, into memory reserved for
-/// the whole send queue when the queue pair is created.
+/// Most bytes of inline data of a work request. They are copied when posted, into memory reserved
+/// for the whole send queue when the queue pair is created.
 pub(crate) const MAX_INLINE_BYTES: u32 = 1024;
 
 /// Most READs and atomics of a queue pair in flight, in each direction.

@@ -1,5 +1,5 @@
-//! One engine for each open device of this process: the interface, and the device that [`adapter::shared`] drives. No verbs
-//! object and no C function may enter.
+//! One engine for each open device of this process: the interface, and the device that
+//! [`adapter::shared`] drives. No verbs object and no C function may enter.
 
 mod capture;
 pub(crate) mod dmabuf;
@@ -48,7 +48,8 @@ impl Deref for Engine {
 
 /// An object of the layer above, which learns of what happens to it.
 pub(crate) trait Listener: Sync {
-    /// Called on any thread, with the core locked: must only queue the notice. The signal wakes whoever waits for it.
+    /// Called on any thread, with the core locked: must only queue the notice. The signal wakes
+    /// whoever waits for it.
     fn notify(&'static self, notice: Notice) -> Option<Signal>;
 }
 
@@ -150,8 +151,8 @@ impl Engine {
     }
 }
 
-/// Why there is no wire. Some errors have a hint of their own; the one for exhausted descriptors does
-/// not depend on their use.
+/// Why there is no wire. Some errors have a hint of their own; the one for exhausted descriptors
+/// does not depend on their use.
 fn no_wire(device: &str, error: &UdpError) -> Failure {
     let errno = error.os_error().map_or(Errno::IO, errno_of_io);
     let own = error.hint().filter(|_| errno != Errno::MFILE);

@@ -32,8 +32,8 @@ impl Interface {
         device_name(&self.name)
     }
 
-    /// EUI-64 of the hardware address, in host byte order; without one, a locally administered number
-    /// from the index.
+    /// EUI-64 of the hardware address, in host byte order; without one, a locally administered
+    /// number from the index.
     pub(crate) fn guid(&self) -> u64 {
         let [a, b, c, d, e, f] = self.mac;
         if self.mac == [0; 6] {
@@ -48,8 +48,8 @@ pub(crate) fn device_name(interface: &str) -> String {
     format!("dq_{interface}")
 }
 
-/// Interfaces that become devices, in the order of the device list: those requested, or all, loopback
-/// last.
+/// Interfaces that become devices, in the order of the device list: those requested, or all,
+/// loopback last.
 pub(crate) fn interfaces() -> Vec<Interface> {
     let mut found = match scan() {
         Ok(found) => found,
@@ -79,7 +79,8 @@ pub(crate) fn interface(name: &str) -> Outcome<Option<Interface>> {
     Ok(scan()?.into_iter().find(|interface| interface.name == name))
 }
 
-/// Without a list there is no device, and programs report that; reports the reason once per process.
+/// Without a list there is no device, and programs report that; reports the reason once per
+/// process.
 fn say_no_list(error: Errno) {
     static SAID: Once = Once::new();
     SAID.call_once(|| {
@@ -111,9 +112,9 @@ fn scan() -> Outcome<Vec<Interface>> {
     Ok(usable.map(describe).collect())
 }
 
-/// Position in the GID table; addresses of one rank keep the kernel's order. IPv6 link-local ones are
-/// last: the kernel adds them up to two seconds after the link is up, and the others must not move
-/// then.
+/// Position in the GID table; addresses of one rank keep the kernel's order. IPv6 link-local ones
+/// are last: the kernel adds them up to two seconds after the link is up, and the others must not
+/// move then.
 fn gid_rank(address: &IpAddr) -> u8 {
     match address {
         IpAddr::V4(_) => 0,

@@ -1,11 +1,12 @@
-//! Registered memory that local peers can map: the program has asked for it (`DQUANT_MEMORY=shared`).
+//! Registered memory that local peers can map: the program has asked for it
+//! (`DQUANT_MEMORY=shared`).
 //!
-//! [`nic::movable`] moves the memory. All devices of the process share one file, because a region of any of them may lie on the
-//! pages of another. Memory that cannot move stays where it is, and local peers reach it as any other. Here is also what
-//! `dquant explain` says about it.
+//! [`nic::movable`] moves the memory. All devices of the process share one file, because a region
+//! of any of them may lie on the pages of another. Memory that cannot move stays where it is, and
+//! local peers reach it as any other. Here is also what `dquant explain` says about it.
 //!
-//! Two things keep away while memory moves: signals of the thread that moves it, whose handlers would wait for their own
-//! thread, and forks, whose children would find pages without their bytes.
+//! Two things keep away while memory moves: signals of the thread that moves it, whose handlers
+//! would wait for their own thread, and forks, whose children would find pages without their bytes.
 
 use std::cell::UnsafeCell;
 use std::collections::BTreeMap;
@@ -28,7 +29,7 @@ const MAX_REASONS: usize = 16;
 /// Whether an engine's regions move. `None`: not asked for. Else the reason why they do not.
 pub(super) type Sharing = Option<Result<(), String>>;
 
-/// Where the memory of a region is for neighbours.
+/// Where the memory of a region is for local peers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     /// Nobody asked.
@@ -109,9 +110,9 @@ impl Engine {
         matches!(self.sharing, Some(Ok(())))
     }
 
-    /// A region that local peers are going to know: its memory moves to where they can map it, if the program has asked for
-    /// it. The engine must not be locked: threads that touch the memory wait meanwhile. Undone by
-    /// [`unshare`](Engine::unshare).
+    /// A region that local peers are going to know: its memory moves to where they can map it, if
+    /// the program has asked for it. The engine must not be locked: threads that touch the memory
+    /// wait meanwhile. Undone by [`unshare`](Engine::unshare).
     pub(crate) fn share(&self, addr: u64, len: u64) -> Place {
         if !self.shares() {
             return Place::Private;
@@ -199,8 +200,9 @@ impl Drop for Still {
     }
 }
 
-/// Held while memory moves, and while the process forks. The thread that forks releases it, in parent and child: a mutex of
-/// the standard library has no owner that a handler could give it back for.
+/// Held while memory moves, and while the process forks. The thread that forks releases it, in
+/// parent and child: a mutex of the standard library has no owner that a handler could give it back
+/// for.
 struct Moves(UnsafeCell<libc::pthread_mutex_t>);
 
 // SAFETY: it is a mutex.

@@ -1,7 +1,7 @@
 //! The document sent to clients: each device with its path, its counters, its queue pairs.
 //!
-//! `docs/verbs.md` describes it. Members may be added; changing the meaning of one, or removing one,
-//! changes [`FORMAT`]. Counters that are zero are left out, as are members that do not apply.
+//! `docs/verbs.md` describes it. Members may be added; changing the meaning of one, or removing
+//! one, changes [`FORMAT`]. Counters that are zero are left out, as are members that do not apply.
 
 use nic::clock;
 use nic::device::DeviceWire;

@@ -1,14 +1,14 @@
 //! The server for `dquant explain`, which reports the state of this process's devices.
 //!
-//! The process listens on a Unix socket in the abstract name space, named `dquant-verbs/PID` (so the
-//! kernel lists it as `@dquant-verbs/PID` in `/proc/net/unix`, and it disappears with the process).
-//! Each client is sent one JSON document ([`document`]) and the connection is closed; nothing is read.
-//! Only the process's own user and root are served.
+//! The process listens on a Unix socket in the abstract name space, named `dquant-verbs/PID` (so
+//! the kernel lists it as `@dquant-verbs/PID` in `/proc/net/unix`, and it disappears with the
+//! process). Each client is sent one JSON document ([`document`]) and the connection is closed;
+//! nothing is read. Only the process's own user and root are served.
 //!
 //! It runs on a separate thread, asleep until a client connects. It never blocks the data path: an
-//! engine's lock is held to copy [`QPS_PER_LOCK`] queue pairs at a time, and the text is formatted and
-//! written without it. One connection is served at a time, [`BACKLOG`] may wait, and a slow reader is
-//! disconnected after [`PATIENCE`].
+//! engine's lock is held to copy [`QPS_PER_LOCK`] queue pairs at a time, and the text is formatted
+//! and written without it. One connection is served at a time, [`BACKLOG`] may wait, and a slow
+//! reader is disconnected after [`PATIENCE`].
 //!
 //! If the socket cannot be created, the process reports that and works without it: only `dquant
 //! explain` is not available.
@@ -100,8 +100,8 @@ fn may_ask(connection: impl AsFd) -> bool {
     nic::peer::of(connection).is_ok_and(|peer| peer.uid == 0 || peer.uid == own)
 }
 
-/// Writes until everything is written or the time limit is reached. A reader that disconnects is not an
-/// error, and raises no signal in the program.
+/// Writes until everything is written or the time limit is reached. A reader that disconnects is
+/// not an error, and raises no signal in the program.
 fn send(connection: OwnedFd, mut text: &[u8]) {
     if set_socket_timeout(&connection, Timeout::Send, Some(PATIENCE)).is_err() {
         return;

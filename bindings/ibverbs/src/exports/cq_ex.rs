@@ -1,8 +1,8 @@
 //! The extended completion queue: completions are read field by field.
 //!
-//! `start_poll` and `next_poll` put one completion into the queue's cursor; the readers take it from
-//! there. The cursor is locked from a successful start to `end_poll`, unless the program declared the
-//! queue single-threaded.
+//! `start_poll` and `next_poll` put one completion into the queue's cursor; the readers take it
+//! from there. The cursor is locked from a successful start to `end_poll`, unless the program
+//! declared the queue single-threaded.
 
 use std::ffi::c_int;
 

@@ -13,7 +13,8 @@ unsafe extern "C" fn ibv_get_async_event(
     event: *mut ibv_async_event,
 ) -> c_int {
     let next = || Ok(living::<Context>(context)?.next_event()?.to_c());
-    // SAFETY: null or the caller's place for an event. An event that is taken out has a place to go.
+    // SAFETY: null or the caller's place for an event. An event that is taken out has a place to
+    // go.
     or_minus_one(unsafe { fill(event, next) }.map(|()| 0))
 }
 

@@ -144,7 +144,8 @@ unsafe extern "C" fn ibv_copy_qp_attr_from_kern(
     }
 }
 
-/// Path records are for subnet administration, which does not exist on Ethernet: nothing to convert.
+/// Path records are for subnet administration, which does not exist on Ethernet: nothing to
+/// convert.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_copy_path_rec_from_kern(_to: *mut c_void, _from: *const c_void) {}
 

@@ -1,12 +1,13 @@
 //! Functions of libc that redirect programs to the view of `/sys/class/infiniband`
 //! (`objects/sysfs.rs`).
 //!
-//! The library is preloaded, so these are found before libc's. Each replaces its path if that belongs
-//! to the view, and calls the next definition. Nothing else is changed. Calls on a file descriptor
-//! opened through here need no redirection, nor do relative paths after a `chdir` through here.
+//! The library is preloaded, so these are found before libc's. Each replaces its path if that
+//! belongs to the view, and calls the next definition. Nothing else is changed. Calls on a file
+//! descriptor opened through here need no redirection, nor do relative paths after a `chdir`
+//! through here.
 //!
-//! Not covered: programs that make system calls directly (Go), and the lookups that `glob` and `fts`
-//! make inside libc.
+//! Not covered: programs that make system calls directly (Go), and the lookups that `glob` and
+//! `fts` make inside libc.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_long, c_uint, c_void};
 use std::os::unix::ffi::OsStrExt;
@@ -72,8 +73,9 @@ fn absolute(dir: c_int, path: &[u8]) -> Option<Vec<u8>> {
     Some(named.flat_map(|part| [b"/", part].concat()).collect())
 }
 
-/// Defines functions `name(before.., path, after..) -> type`, which return `failed` if libc has none.
-/// `name[dir](..)` takes relative paths from the directory `dir`, others from the current one.
+/// Defines functions `name(before.., path, after..) -> type`, which return `failed` if libc has
+/// none. `name[dir](..)` takes relative paths from the directory `dir`, others from the current
+/// one.
 macro_rules! interpose {
     ($( $name:ident $([$dir:ident])? ($($before:ident: $bty:ty),* ; path $(, $after:ident: $aty:ty)*) -> $ret:ty, $failed:expr; )+) => { $(
         #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -100,8 +102,8 @@ macro_rules! interpose {
     )+ };
 }
 
-// `open` and the like take a mode only when they create a file. A third argument is passed on from its
-// register, set or not, which is harmless on every calling convention of 64-bit Linux.
+// `open` and the like take a mode only when they create a file. A third argument is passed on from
+// its register, set or not, which is harmless on every calling convention of 64-bit Linux.
 interpose! {
     open(; path, flags: c_int, mode: libc::mode_t) -> c_int, -1;
     open64(; path, flags: c_int, mode: libc::mode_t) -> c_int, -1;

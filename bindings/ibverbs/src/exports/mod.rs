@@ -1,6 +1,6 @@
-//! The C functions: they check pointers, call the objects, and return results as C expects. No verb is
-//! executed here. Layers below do not refer to these functions: the function tables in the C structures
-//! are filled here when an object is created.
+//! The C functions: they check pointers, call the objects, and return results as C expects. No verb
+//! is executed here. Layers below do not refer to these functions: the function tables in the C
+//! structures are filled here when an object is created.
 //!
 //! Calls come from C: every pointer may be null or stale, no call may panic, and an error is the
 //! `errno` in the man page.

@@ -1,8 +1,8 @@
 //! Posting: converts C work requests to those of the transport.
 //!
-//! Requests of a list are posted one by one; the first refused one ends it and is reported, and those
-//! before it stay posted. Posted requests are sent before the call returns, as far as windows allow, unless they wait for
-//! the program's next call (`adapter::shared`).
+//! Requests of a list are posted one by one; the first refused one ends it and is reported, and
+//! those before it stay posted. Posted requests are sent before the call returns, as far as windows
+//! allow, unless they wait for the program's next call (`adapter::shared`).
 
 use std::ffi::c_int;
 

@@ -78,7 +78,8 @@ fn create_ex(attr: &ibv_qp_init_attr_ex) -> Outcome<&'static Qp> {
     const KNOWN: u32 =
         IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
     let has = |bit| attr.comp_mask & bit != 0;
-    // Packets are never looped back to group members of their own queue pair, with or without the flag.
+    // Packets are never looped back to group members of their own queue pair, with or without the
+    // flag.
     let flags = if has(IBV_QP_INIT_ATTR_CREATE_FLAGS) { attr.create_flags } else { 0 };
     let send_ops = if has(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) { attr.send_ops_flags } else { 0 };
     let possible = u64::from(SEND_OPS & !send_ops_beyond(attr.qp_type));

@@ -33,8 +33,8 @@ unsafe extern "C" fn ibv_read_sysfs_file(
     })())
 }
 
-/// The symbol of the C library that libibverbs has always offered, too. Programs hardly call it, but another
-/// libibverbs does before it lists its devices.
+/// The symbol of the C library that libibverbs has always offered, too. Programs hardly call it,
+/// but another libibverbs does before it lists its devices.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_get_sysfs_path() -> *const c_char {
     static ONCE: Once = Once::new();

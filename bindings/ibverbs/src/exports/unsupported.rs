@@ -137,9 +137,9 @@ extern "C" fn ibv_unimport_dm(_dm: *mut c_void) {
 
 // ---- fork ---------------------------------------------------------------------------------------
 
-/// Registered memory is ordinary memory, read and written by the parent: copy-on-write in a child does
-/// not separate it from a device. Where local peers can map it, children are without its pages, as with
-/// an adapter after this call.
+/// Registered memory is ordinary memory, read and written by the parent: copy-on-write in a child
+/// does not separate it from a device. Where local peers can map it, children are without its
+/// pages, as with an adapter after this call.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_fork_init() -> c_int {
     0

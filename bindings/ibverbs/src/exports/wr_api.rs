@@ -1,8 +1,8 @@
 //! The work-request interface of `ibv_create_qp_ex`: requests are built by calls.
 //!
-//! `wr_start` locks the queue pair's batch; each operation adds a request with the identifier and flags
-//! in the structure; the setters complete the last one; `wr_complete` posts all of them or none. An
-//! error in between is kept until then, as the calls return nothing.
+//! `wr_start` locks the queue pair's batch; each operation adds a request with the identifier and
+//! flags in the structure; the setters complete the last one; `wr_complete` posts all of them or
+//! none. An error in between is kept until then, as the calls return nothing.
 
 use std::ffi::{c_int, c_void};
 

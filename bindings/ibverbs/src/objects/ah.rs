@@ -70,8 +70,8 @@ pub(super) fn path_of(engine: &Engine, attr: &ibv_ah_attr) -> Outcome<Path> {
     })
 }
 
-/// The DSCP of a traffic class, unless the environment has one: a program must not leave the share of its job. The first time
-/// that makes a difference it is reported.
+/// The DSCP of a traffic class, unless the environment has one: a program must not leave the share
+/// of its job. The first time that makes a difference it is reported.
 fn dscp_of(engine: &Engine, traffic_class: u8) -> u8 {
     static REPORTED: Once = Once::new();
     let asked = traffic_class >> 2;
@@ -85,8 +85,8 @@ fn dscp_of(engine: &Engine, traffic_class: u8) -> u8 {
     dscp
 }
 
-/// The source's index: the requested one, or for an IPv6 group the first of its IP version (programs
-/// join IPv6 groups while they use an IPv4 GID).
+/// The source's index: the requested one, or for an IPv6 group the first of its IP version
+/// (programs join IPv6 groups while they use an IPv4 GID).
 fn source_for(interface: &Interface, index: u8, dest: IpAddr) -> Outcome<u8> {
     let addresses = &interface.addresses;
     let own = addresses.get(usize::from(index)).ok_or(Errno::INVAL)?;
@@ -117,8 +117,8 @@ pub(super) fn attr_of(path: &Path) -> ibv_ah_attr {
     }
 }
 
-/// Source and destination of a datagram, from the 40 bytes in front of it (annex A17: an IPv4 header is
-/// in their second half).
+/// Source and destination of a datagram, from the 40 bytes in front of it (annex A17: an IPv4
+/// header is in their second half).
 fn addresses_of(grh: &ibv_grh) -> Outcome<(IpAddr, IpAddr, u8)> {
     let mut bytes = [0; 40];
     // SAFETY: a route header is 40 bytes without padding.
@@ -146,8 +146,8 @@ fn addresses_of(grh: &ibv_grh) -> Outcome<(IpAddr, IpAddr, u8)> {
 /// The address for a reply to a datagram, from its completion and the route header in front of it.
 ///
 /// # Errors
-/// `EINVAL` for another port and a completion without a route header, `EPROTONOSUPPORT` for a header that
-/// is neither IPv4 nor IPv6.
+/// `EINVAL` for another port and a completion without a route header, `EPROTONOSUPPORT` for a
+/// header that is neither IPv4 nor IPv6.
 pub(crate) fn from_wc(
     interface: &Interface,
     port: u8,

@@ -1,11 +1,11 @@
 //! Objects that programs hold pointers to: liveness, and memory that never changes its type.
 //!
-//! A program may pass any pointer: null, that of a destroyed object, or garbage. Every kind of object
-//! has an [`Arena`]. Control calls look the pointer up among the live objects; calls on the data path
-//! only check the object's own mark. To make this safe for stale pointers, the memory of an object is
-//! never freed: it is reused for the same kind only, and not before [`QUARANTINE`] others of its kind
-//! have been destroyed after it. Descriptors and buffers of an object are released when it is
-//! destroyed, not with its memory.
+//! A program may pass any pointer: null, that of a destroyed object, or garbage. Every kind of
+//! object has an [`Arena`]. Control calls look the pointer up among the live objects; calls on the
+//! data path only check the object's own mark. To make this safe for stale pointers, the memory of
+//! an object is never freed: it is reused for the same kind only, and not before [`QUARANTINE`]
+//! others of its kind have been destroyed after it. Descriptors and buffers of an object are
+//! released when it is destroyed, not with its memory.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ptr::NonNull;
@@ -72,8 +72,8 @@ struct Objects<T> {
     /// By the address that programs hold.
     living: BTreeMap<usize, NonNull<T>>,
     retired: VecDeque<NonNull<T>>,
-    /// Set in a child whose parent was changing its list when it forked: handles that are not in it may
-    /// be the parent's.
+    /// Set in a child whose parent was changing its list when it forked: handles that are not in it
+    /// may be the parent's.
     incomplete: bool,
 }
 
@@ -147,8 +147,8 @@ impl<T: Object> Arena<T> {
         Some(unsafe { place.as_ref() })
     }
 
-    /// The object at `handle`, if it is live. For the data path: `handle` must be null or one that an
-    /// object of this kind has, or had.
+    /// The object at `handle`, if it is live. For the data path: `handle` must be null or one that
+    /// an object of this kind has, or had.
     #[inline]
     pub(crate) fn peek(&self, handle: *mut T::C) -> Option<&'static T> {
         self.peek_any(handle).filter(|object| object.mark().is_set())
@@ -214,15 +214,15 @@ fn usable<T: Object>(found: Option<&'static T>) -> Result<&'static T, Errno> {
     }
 }
 
-/// Implements [`Object`] for a type with fields `mark` and `owner`; its C structure is its field `c`, or
-/// the one named.
+/// Implements [`Object`] for a type with fields `mark` and `owner`; its C structure is its field
+/// `c`, or the one named.
 macro_rules! object {
     ($name:ident, $c:ty) => {
         $crate::objects::arena::object!($name, $c, c);
     };
     ($name:ident, $c:ty, $($place:ident).+) => {
-        // SAFETY: it changes through atomics, locks, and cells protected by a lock; programs may change
-        // its C structure where the verbs let them.
+        // SAFETY: it changes through atomics, locks, and cells protected by a lock; programs may
+        // change its C structure where the verbs let them.
         unsafe impl Sync for $name {}
 
         impl $crate::objects::arena::Object for $name {

@@ -25,8 +25,8 @@ pub(crate) struct Context {
     pub(crate) device: &'static Device,
     pub(crate) engine: Arc<Engine>,
     pub(crate) async_events: EventQueue<QueuedEvent>,
-    /// The command descriptor that programs see, until the device is closed. Nothing is ever written to
-    /// it.
+    /// The command descriptor that programs see, until the device is closed. Nothing is ever
+    /// written to it.
     command: Mutex<Option<Descriptor>>,
 }
 

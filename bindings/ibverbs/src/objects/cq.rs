@@ -27,7 +27,8 @@ pub(crate) struct Cq {
     engine: Arc<Engine>,
     pub(super) id: CqId,
     pub(super) channel: Option<&'static CompChannel>,
-    /// It was armed, and has neither made an event nor been polled in vain since: who does that is about to sleep.
+    /// It was armed, and has neither made an event nor been polled in vain since: who does that is
+    /// about to sleep.
     armed: AtomicBool,
     pub(super) comp_acks: Acks,
     pub(super) async_acks: Acks,
@@ -36,8 +37,8 @@ pub(crate) struct Cq {
 
 object!(Cq, ibv_cq_ex);
 
-/// The completion that a program reads field by field. It is locked from a successful start to the end
-/// of polling, unless the program declared the queue single-threaded.
+/// The completion that a program reads field by field. It is locked from a successful start to the
+/// end of polling, unless the program declared the queue single-threaded.
 pub(crate) struct Cursor {
     lock: UnsafeCell<pthread_mutex_t>,
     locked: bool,
@@ -77,7 +78,8 @@ impl Cursor {
 }
 
 impl Cq {
-    /// `channel` is the one in `attr`; `c` is the structure for programs, without the queue's number.
+    /// `channel` is the one in `attr`; `c` is the structure for programs, without the queue's
+    /// number.
     pub(crate) fn create(
         context: &'static Context,
         channel: Option<&'static CompChannel>,
@@ -156,7 +158,8 @@ impl Cq {
         }
         drop(core);
         if taken == 0 && room > 0 && self.armed.swap(false, Ordering::Relaxed) {
-            // As the manuals have it: armed, polled until it is empty, and only then waited for. Who goes on polling polls.
+            // As the manuals have it: armed, polled until it is empty, and only then waited for.
+            // Who goes on polling polls.
             self.engine.expect_sleep();
         } else {
             self.engine.polled(idle_at);
@@ -164,7 +167,8 @@ impl Cq {
         Ok(taken)
     }
 
-    /// Puts the next completion into the cursor and into the C structure; `false` when there is none.
+    /// Puts the next completion into the cursor and into the C structure; `false` when there is
+    /// none.
     ///
     /// # Safety
     /// As [`Cursor::wc`].
@@ -262,9 +266,9 @@ pub(crate) fn wc_of(completion: &Completion) -> ibv_wc {
     }
 }
 
-/// The service level has no meaning on Ethernet. For a datagram, programs read the packet type there,
-/// with the codes of the vendor that introduced it: 1 for RoCEv2 over IPv6, 2 over IPv4. UCX needs only
-/// this to find the destination's address in the route header.
+/// The service level has no meaning on Ethernet. For a datagram, programs read the packet type
+/// there, with the codes of the vendor that introduced it: 1 for RoCEv2 over IPv6, 2 over IPv4. UCX
+/// needs only this to find the destination's address in the route header.
 fn packet_type(completion: &Completion) -> u8 {
     match completion.src_qp {
         None => 0,

@@ -1,7 +1,7 @@
 //! Queues of events with a descriptor, for contexts and completion channels.
 //!
-//! The descriptor that programs see is a counting eventfd, one count or one promised count for each queued
-//! event, so that the program can choose whether reading it blocks (`fcntl`).
+//! The descriptor that programs see is a counting eventfd, one count or one promised count for each
+//! queued event, so that the program can choose whether reading it blocks (`fcntl`).
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, RawFd};
@@ -18,8 +18,8 @@ pub(crate) struct EventQueue<T> {
 }
 
 struct Inner<T> {
-    /// `None` once the queue is closed. A reader holds a reference meanwhile, so that the number is not
-    /// reused for another file.
+    /// `None` once the queue is closed. A reader holds a reference meanwhile, so that the number is
+    /// not reused for another file.
     count: Option<Arc<Counter>>,
     queue: VecDeque<T>,
     /// Most of them; beyond that the oldest are dropped, as the program does not read them.
@@ -46,7 +46,8 @@ impl<T: Copy> EventQueue<T> {
         drop(self.push_once(event, |_| false));
     }
 
-    /// Adds an event unless an equivalent one is queued. Nobody sees it before the signal has been dropped.
+    /// Adds an event unless an equivalent one is queued. Nobody sees it before the signal has been
+    /// dropped.
     pub(crate) fn push_once(&self, event: T, is_same: impl Fn(&T) -> bool) -> Option<Signal> {
         let mut inner = self.lock();
         let count = inner.count.as_ref()?;
@@ -84,7 +85,8 @@ impl<T: Copy> EventQueue<T> {
         let before = inner.queue.len();
         inner.queue.retain(|event| !unwanted(event));
         let Some(count) = &inner.count else { return };
-        // There is a count for each entry, or a promise, unless a reader has just taken it, and then finds the queue shorter.
+        // There is a count for each entry, or a promise, unless a reader has just taken it, and
+        // then finds the queue shorter.
         (inner.queue.len()..before).for_each(|_| count.take_back());
     }
 

@@ -1,7 +1,7 @@
 //! Asynchronous events: from the endpoint to the context of their object.
 //!
-//! Destroying an object removes its events from the queue and waits until those already read have been
-//! acknowledged.
+//! Destroying an object removes its events from the queue and waits until those already read have
+//! been acknowledged.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 

@@ -1,8 +1,8 @@
 //! Inline data: bytes copied with a work request when it is posted.
 //!
-//! They are copied into a slot of memory that belongs to the queue pair and is registered for it. There
-//! is one slot more than the send queue has entries: so the slot of a work request that is refused
-//! because the queue is full is not in use by a queued one.
+//! They are copied into a slot of memory that belongs to the queue pair and is registered for it.
+//! There is one slot more than the send queue has entries: so the slot of a work request that is
+//! refused because the queue is full is not in use by a queued one.
 
 use std::cell::UnsafeCell;
 

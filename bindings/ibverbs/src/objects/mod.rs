@@ -3,11 +3,12 @@
 //! structure.
 //!
 //! Objects are in arenas and live as long as the process needs them ([`arena`]); they hold their
-//! [`Engine`](crate::engine::Engine), and the engine knows them as listeners by number. Functions with
-//! C's calling convention are in the layer above and may not enter, nor may protocol decisions.
+//! [`Engine`](crate::engine::Engine), and the engine knows them as listeners by number. Functions
+//! with C's calling convention are in the layer above and may not enter, nor may protocol
+//! decisions.
 //!
-//! Order of locks: a region's, an engine's core, then arenas, groups of a queue pair, channels and event
-//! queues.
+//! Order of locks: a region's, an engine's core, then arenas, groups of a queue pair, channels and
+//! event queues.
 
 mod ack;
 pub(crate) mod ah;
@@ -52,8 +53,8 @@ pub(crate) use srq::Srq;
 /// Registers the handler for forked children. Must be called before anything is opened.
 fn watch_forks() {
     static REGISTERED: Once = Once::new();
-    // SAFETY: the handler does not allocate or block, as required in a child of a process with several
-    // threads.
+    // SAFETY: the handler does not allocate or block, as required in a child of a process with
+    // several threads.
     REGISTERED.call_once(|| unsafe {
         libc::pthread_atfork(None, None, Some(in_child));
     });
@@ -62,7 +63,8 @@ fn watch_forks() {
 /// Objects stay the parent's, except devices, which are descriptions.
 extern "C" fn in_child() {
     fork::begin_child();
-    // SAFETY: a child begins with one thread, which is here and in no other function of the library.
+    // SAFETY: a child begins with one thread, which is here and in no other function of the
+    // library.
     unsafe {
         engine::renew();
         Context::arena().renew(false);

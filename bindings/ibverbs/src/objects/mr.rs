@@ -39,7 +39,7 @@ struct Shape {
     iova: u64,
     access: u32,
     lkey: u32,
-    /// Where the memory is for neighbours.
+    /// Where the memory is for local peers.
     place: Place,
 }
 
@@ -48,7 +48,8 @@ impl Shape {
         Shape { pd, addr, len, iova, access, lkey: 0, place: Place::Private }
     }
 
-    /// The region ends: its memory is the program's alone again, if no other region needs it in the file.
+    /// The region ends: its memory is the program's alone again, if no other region needs it in the
+    /// file.
     fn unshare(&self, engine: &Engine) {
         engine.unshare(self.addr, self.len, self.place);
     }
@@ -131,8 +132,8 @@ impl Mr {
     /// Registers part of the buffer of another device.
     ///
     /// # Errors
-    /// `EINVAL` for rights that such a region cannot have (as in the kernel), and for an `iova` that lies elsewhere
-    /// in its page than the offset; else as [`DmaBuf::map`].
+    /// `EINVAL` for rights that such a region cannot have (as in the kernel), and for an `iova`
+    /// that lies elsewhere in its page than the offset; else as [`DmaBuf::map`].
     pub(crate) fn register_dmabuf(
         domain: &'static Pd,
         part: Part,
@@ -239,7 +240,8 @@ impl Mr {
     }
 
     fn rkey(&self) -> u32 {
-        // SAFETY: changed only while the region is registered again, when the program must not use it.
+        // SAFETY: changed only while the region is registered again, when the program must not use
+        // it.
         unsafe { (*self.c.get()).rkey }
     }
 
@@ -363,8 +365,8 @@ fn replace(engine: &Engine, shape: &mut Shape, before: &Shape, rkey: u32) -> Out
 /// Checks that the range of an advice is in a region of the domain.
 ///
 /// # Errors
-/// As in the man page: `EFAULT` for keys that do not exist and bytes outside, `EPERM` for regions of
-/// other domains and those that are not writable.
+/// As in the man page: `EFAULT` for keys that do not exist and bytes outside, `EPERM` for regions
+/// of other domains and those that are not writable.
 pub(crate) fn check_advised(pd: &Pd, writes: bool, piece: ibv_sge) -> Outcome<()> {
     let regions = Mr::arena().of_context(pd.owner());
     let named = regions.iter().map(|mr| mr.shape()).find(|shape| shape.lkey == piece.lkey);

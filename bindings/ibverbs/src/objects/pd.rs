@@ -1,7 +1,7 @@
 //! Protection domains, and parent domains, which are other handles of the same domain.
 //!
-//! A parent domain may have functions that allocate the memory of queues. They are not called: queues
-//! are in the endpoint, where no device of the program reads them.
+//! A parent domain may have functions that allocate the memory of queues. They are not called:
+//! queues are in the endpoint, where no device of the program reads them.
 
 use std::sync::Arc;
 

@@ -60,8 +60,8 @@ impl Parts {
     }
 }
 
-/// The granted capabilities: exactly those requested, with the receive queue's sizes zero where there
-/// is none.
+/// The granted capabilities: exactly those requested, with the receive queue's sizes zero where
+/// there is none.
 fn granted(init: &ibv_qp_init_attr) -> Outcome<ibv_qp_cap> {
     let mut cap = init.cap;
     if !init.srq.is_null() {
@@ -76,12 +76,12 @@ fn granted(init: &ibv_qp_init_attr) -> Outcome<ibv_qp_cap> {
 }
 
 impl Qp {
-    /// `parts` are those in `init`; `c` is the structure for programs, without the queue pair's number.
-    /// `extended` enables the work-request interface (`wr_start` and the like).
+    /// `parts` are those in `init`; `c` is the structure for programs, without the queue pair's
+    /// number. `extended` enables the work-request interface (`wr_start` and the like).
     ///
     /// # Errors
-    /// `EINVAL` for objects of several contexts and for sizes beyond the limits, `EOPNOTSUPP` for other
-    /// transports.
+    /// `EINVAL` for objects of several contexts and for sizes beyond the limits, `EOPNOTSUPP` for
+    /// other transports.
     pub(crate) fn create(
         parts: &Parts,
         init: &ibv_qp_init_attr,

@@ -89,7 +89,8 @@ fn wanted(qp: &Qp, attr: &ibv_qp_attr, mask: u32) -> Outcome<QpAttr> {
     }
     if has(IBV_QP_AV) {
         all.path = ah::path_of(&qp.engine, &attr.ah_attr)?;
-        // It is not known who the peer is, but every reliable one acknowledges, which is all it takes.
+        // It is not known who the peer is, but every reliable one acknowledges, which is all it
+        // takes.
         all.congestion = qp.engine.settings.congestion.toward(all.path.remote.ip(), true);
     }
     if has(IBV_QP_PATH_MTU) {

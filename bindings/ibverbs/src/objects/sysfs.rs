@@ -1,9 +1,10 @@
 //! The view of `/sys/class/infiniband` for programs that read it instead of calling verbs.
 //!
-//! It is a tree of ordinary files with the contents that the kernel would have for these devices. It is
-//! below `$DQUANT_SYSFS`, `$XDG_RUNTIME_DIR`, the temporary directory or `/dev/shm`, in a private
-//! directory of the user ([`nic::private`]), under a name derived from its contents: processes that see the same interfaces share one, and
-//! it is created atomically. `exports/interpose.rs` redirects programs there.
+//! It is a tree of ordinary files with the contents that the kernel would have for these devices.
+//! It is below `$DQUANT_SYSFS`, `$XDG_RUNTIME_DIR`, the temporary directory or `/dev/shm`, in a
+//! private directory of the user ([`nic::private`]), under a name derived from its contents:
+//! processes that see the same interfaces share one, and it is created atomically.
+//! `exports/interpose.rs` redirects programs there.
 
 use std::ffi::{CStr, CString, OsStr};
 use std::fmt::Write as _;
@@ -135,7 +136,8 @@ fn device_files(interface: &Interface) -> Vec<(String, Entry)> {
     let uverbs = format!("infiniband_verbs/uverbs{}", interface.index);
     files.push((format!("{uverbs}/ibdev"), Entry::File(format!("{name}\n"))));
     files.push((format!("{uverbs}/abi_version"), Entry::File("1\n".to_owned())));
-    // Programs expect a character device that they may open. Nothing is read from it or written to it.
+    // Programs expect a character device that they may open. Nothing is read from it or written to
+    // it.
     let node = Entry::Link(PathBuf::from("/dev/null"));
     files.push((format!("uverbs{}", interface.index), node));
     let parent = PathBuf::from(format!("/sys/class/net/{}/device", interface.name));
@@ -147,7 +149,8 @@ fn device_files(interface: &Interface) -> Vec<(String, Entry)> {
     files
 }
 
-/// The NUMA node of a device or of the nearest one above it that says so; -1 as the kernel says for none.
+/// The NUMA node of a device or of the nearest one above it that says so; -1 as the kernel says for
+/// none.
 fn numa_node(device: &Path) -> i32 {
     let whole = device.canonicalize().unwrap_or_default();
     let said = |dir: &Path| fs::read_to_string(dir.join("numa_node")).ok()?.trim().parse().ok();
@@ -265,8 +268,8 @@ pub(crate) fn is_ours(path: &[u8]) -> bool {
     below(path).is_some()
 }
 
-/// The location in the tree of a path of the view: the classes themselves, the files below them, and
-/// the nodes that programs look for before they open a device.
+/// The location in the tree of a path of the view: the classes themselves, the files below them,
+/// and the nodes that programs look for before they open a device.
 fn below(path: &[u8]) -> Option<&[u8]> {
     if path.starts_with(NODE.as_bytes()) {
         return Some(&path["/dev/infiniband/".len()..]);

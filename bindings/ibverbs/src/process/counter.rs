@@ -1,5 +1,5 @@
-//! A descriptor that counts events, and counts that are promised: an event is queued with a lock held, and whoever waits
-//! for it may want that lock, so it is woken afterwards.
+//! A descriptor that counts events, and counts that are promised: an event is queued with a lock
+//! held, and whoever waits for it may want that lock, so it is woken afterwards.
 
 use std::io::IoSliceMut;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
@@ -49,8 +49,9 @@ impl Counter {
         Ok(())
     }
 
-    /// Takes one back that was counted, or is promised. Where it is neither, a reader has just taken it. An old kernel cannot
-    /// take a count without waiting; there it stays, and a reader finds no event for it.
+    /// Takes one back that was counted, or is promised. Where it is neither, a reader has just
+    /// taken it. An old kernel cannot take a count without waiting; there it stays, and a reader
+    /// finds no event for it.
     pub(crate) fn take_back(&self) {
         let mut promises = self.promises();
         let was_counted = self.take_now().unwrap_or_else(|| self.is_readable());
@@ -59,8 +60,9 @@ impl Counter {
         }
     }
 
-    /// Takes a count and returns whether there was one, whatever the descriptor's mode; `None` where the kernel reads no
-    /// eventfd without waiting (before Linux 5.12). A read that may wait would do so with locks held if a reader came first.
+    /// Takes a count and returns whether there was one, whatever the descriptor's mode; `None`
+    /// where the kernel reads no eventfd without waiting (before Linux 5.12). A read that may wait
+    /// would do so with locks held if a reader came first.
     fn take_now(&self) -> Option<bool> {
         let mut bytes = [0_u8; 8];
         let mut buffers = [IoSliceMut::new(&mut bytes)];

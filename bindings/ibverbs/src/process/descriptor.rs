@@ -54,7 +54,8 @@ impl Drop for Descriptor {
 mod tests {
     use super::*;
 
-    /// The test's own duplicate shows whether a number was closed: other tests reuse numbers at once.
+    /// The test's own duplicate shows whether a number was closed: other tests reuse numbers at
+    /// once.
     #[test]
     fn only_what_is_still_ours_is_closed() {
         let (own, other) = std::os::unix::net::UnixStream::pair().unwrap();

@@ -1,7 +1,7 @@
 //! Errors: `errno` values, and messages on stderr.
 //!
-//! Verbs return only `errno`. Where that is not enough, as when a device cannot be opened, the error is
-//! a [`Failure`]: its message and its hint go to stderr, its `errno` to the program.
+//! Verbs return only `errno`. Where that is not enough, as when a device cannot be opened, the
+//! error is a [`Failure`]: its message and its hint go to stderr, its `errno` to the program.
 
 use std::borrow::Cow;
 use std::fmt::{self, Arguments};
@@ -13,8 +13,8 @@ use rustix::io::Errno;
 /// The result of a call.
 pub(crate) type Outcome<T> = Result<T, Errno>;
 
-/// Why a device cannot be opened, for the user of the program: the program itself only reports that it
-/// cannot.
+/// Why a device cannot be opened, for the user of the program: the program itself only reports that
+/// it cannot.
 #[derive(Debug)]
 pub(crate) struct Failure {
     errno: Errno,
@@ -51,8 +51,8 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Writes a line to stderr, with the next thing to try. If stderr cannot be written the line is lost
-/// and the program continues.
+/// Writes a line to stderr, with the next thing to try. If stderr cannot be written the line is
+/// lost and the program continues.
 pub(crate) fn say(message: Arguments<'_>, hint: Option<&str>) {
     let hint = hint.map(|hint| format!("; hint: {hint}")).unwrap_or_default();
     // In one write, so that lines of several threads do not mix.

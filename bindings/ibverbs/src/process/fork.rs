@@ -1,14 +1,15 @@
-//! A forked child has a copy of the memory, but no progress thread, and must not send for the parent's
-//! queue pairs. Calls with the parent's objects fail; the parent is not affected. A child that opens a
-//! device gets its own engine: sockets, slot, thread, everything.
+//! A forked child has a copy of the memory, but no progress thread, and must not send for the
+//! parent's queue pairs. Calls with the parent's objects fail; the parent is not affected. A child
+//! that opens a device gets its own engine: sockets, slot, thread, everything.
 //!
-//! Every process has a number, its generation, and objects are marked with it ([`generation`]). A lock
-//! may have been held by a thread that the child does not have: [`ForkLock`]s are recreated there. The
-//! parent's engines are never dropped in a child, as that would close descriptor numbers that may have
-//! been reused by then.
+//! Every process has a number, its generation, and objects are marked with it ([`generation`]). A
+//! lock may have been held by a thread that the child does not have: [`ForkLock`]s are recreated
+//! there. The parent's engines are never dropped in a child, as that would close descriptor numbers
+//! that may have been reused by then.
 //!
 //! The child closes its copies of the sockets: otherwise they would keep receiving packets of the
-//! shared port after the parent has ended. It leaves a number alone that refers to another file by then.
+//! shared port after the parent has ended. It leaves a number alone that refers to another file by
+//! then.
 
 use std::cell::UnsafeCell;
 use std::os::fd::{BorrowedFd, RawFd};
@@ -17,8 +18,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::fstat;
 
-/// Descriptors that a child closes; more than this many stay open in children. A device has two sockets for each of its
-/// addresses, at most 128, and one for each group.
+/// Descriptors that a child closes; more than this many stay open in children. A device has two
+/// sockets for each of its addresses, at most 128, and one for each group.
 const MAX_FDS: usize = 1024;
 
 /// Never 0, which marks objects that do not exist.
@@ -60,7 +61,8 @@ impl Inherited {
     }
 }
 
-/// What a descriptor refers to. Only a system call: a child of a program with threads may do nothing else.
+/// What a descriptor refers to. Only a system call: a child of a program with threads may do
+/// nothing else.
 fn inode_of(fd: RawFd) -> Option<u64> {
     // SAFETY: the number is only asked about; one that is closed is an error.
     fstat(unsafe { BorrowedFd::borrow_raw(fd) }).ok().map(|found| found.st_ino)
@@ -89,8 +91,8 @@ impl<T> ForkLock<T> {
         mutex.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// In a child: `adopt` changes the inherited value, unless a thread of the parent was changing it.
-    /// Then it may be inconsistent, and `fresh` replaces it.
+    /// In a child: `adopt` changes the inherited value, unless a thread of the parent was changing
+    /// it. Then it may be inconsistent, and `fresh` replaces it.
     ///
     /// # Safety
     /// No thread but the caller exists, and it holds no guard of this lock.

@@ -18,7 +18,8 @@ pub(crate) const RELIABILITY: &str = "DQUANT_RELIABILITY";
 pub(crate) const CONGESTION: &str = "DQUANT_CONGESTION";
 /// `auto` or `udp`: whether processes of this machine may reach each other without sockets.
 pub(crate) const PATH: &str = "DQUANT_PATH";
-/// `private` or `shared`: whether registered memory moves to where processes of this machine can map it.
+/// `private` or `shared`: whether registered memory moves to where processes of this machine can
+/// map it.
 pub(crate) const MEMORY: &str = "DQUANT_MEMORY";
 /// DSCP of every queue pair and address handle, whatever the program asks for.
 pub(crate) const DSCP: &str = "DQUANT_DSCP";
@@ -56,7 +57,8 @@ pub(crate) enum PathChoice {
 }
 
 impl Settings {
-    /// The settings in the environment. Values that do not parse are reported on stderr and ignored.
+    /// The settings in the environment. Values that do not parse are reported on stderr and
+    /// ignored.
     pub(crate) fn from_env() -> Settings {
         Settings {
             window_packets: window(),
@@ -165,8 +167,8 @@ pub(crate) fn capture(device: &str) -> Option<Capture> {
     Capture::create(path.as_ref(), CAPTURE_LIMIT_BYTES).map_err(complain).ok()
 }
 
-/// The value of a variable; bytes that are not UTF-8 become replacement characters, which no setting
-/// accepts.
+/// The value of a variable; bytes that are not UTF-8 become replacement characters, which no
+/// setting accepts.
 fn text_of(name: &str) -> Option<String> {
     std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
 }

@@ -31,8 +31,8 @@ fn a_sleeping_program_is_woken_by_a_completion() {
     }
 }
 
-/// Polls until empty, arms and sleeps: a completion between the two wakes it, even if no further packet
-/// arrives.
+/// Polls until empty, arms and sleeps: a completion between the two wakes it, even if no further
+/// packet arrives.
 #[test]
 fn arming_wakes_for_what_has_completed_already() {
     let context = open();
@@ -60,8 +60,8 @@ fn arming_wakes_for_what_has_completed_already() {
         }
         assert_eq!(events(), 1);
         assert!(side.poll().is_some());
-        // It has been armed since, and a queued completion generates one event. A flushed receive is
-        // urgent.
+        // It has been armed since, and a queued completion generates one event. A flushed receive
+        // is urgent.
         assert_eq!(post_recv(qp, 2, &mut side.sge(0, 64)), 0);
         assert_eq!(events(), 1);
         assert_eq!(((*context).ops.req_notify_cq.unwrap())(side.cq, 1), 0);

@@ -1,7 +1,9 @@
-//! Two software devices that are neighbours: packets go through FIFOs in shared memory, and this thread takes the turns of both.
+//! Two software devices that are local peers: packets go through FIFOs in shared memory, and this
+//! thread takes the turns of both.
 //!
-//! A turn copies payload and calls no kernel. There are no sockets behind the FIFOs: what would go there is a fault of
-//! the benchmark. The phase `idle` is a turn of a device with nothing to do, which is what a program that polls does most.
+//! A turn copies payload and calls no kernel. There are no sockets behind the FIFOs: what would go
+//! there is a fault of the benchmark. The phase `idle` is a turn of a device with nothing to do,
+//! which is what a program that polls does most.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 

@@ -1,13 +1,14 @@
 //! What `cargo xtask counts` runs under callgrind: work requests in a loop, one thread, no sleep.
 //!
-//! `counts --list` prints the cases, `counts CASE` runs one and prints, for each phase, how often it did its
-//! work: `send 12800 packet`. The instructions are in callgrind's profile, under the names of [`phases`]. Keys,
-//! numbers and time come from constants, so two runs execute the same instructions.
+//! `counts --list` prints the cases, `counts CASE` runs one and prints, for each phase, how often
+//! it did its work: `send 12800 packet`. The instructions are in callgrind's profile, under the
+//! names of [`phases`]. Keys, numbers and time come from constants, so two runs execute the same
+//! instructions.
 //!
 //! | layer | what it holds |
 //! |---|---|
 //! | [`endpoint`] | the state machine alone: two endpoints exchange headers |
-//! | [`fifo`] | two neighbours: packets through shared memory, payload included; as `direct` requests and messages without packets |
+//! | [`fifo`] | two local peers: packets through shared memory, payload included; as `direct` requests and messages without packets |
 //! | [`udp`] | two devices on UDP sockets of loopback, payload and checksums included |
 #![expect(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
 
@@ -69,7 +70,8 @@ fn cases() -> Vec<Case> {
         let load = Load { operation, bytes: 8, burst, reliability: Reliability::GoBackN };
         cases.push(Case { layer: "fifo", load });
     }
-    // Valgrind has no pidfd_open, so nothing is mapped here: the kernel copies, and atomics would be packets.
+    // Valgrind has no pidfd_open, so nothing is mapped here: the kernel copies, and atomics would
+    // be packets.
     for (operation, burst) in [(Send, 1), (Send, BURST), (Write, 1), (Read, 1)] {
         let load = Load { operation, bytes: 8, burst, reliability: Reliability::GoBackN };
         cases.push(Case { layer: "direct", load });

@@ -1,7 +1,8 @@
 //! The phases of a message, as functions that a profiler can tell apart.
 //!
-//! A phase runs its work inside a function with a fixed symbol. The profile has the instructions of that function and
-//! of everything below it. Warm-up does not pass through them, so tables that grow do so outside the count.
+//! A phase runs its work inside a function with a fixed symbol. The profile has the instructions of
+//! that function and of everything below it. Warm-up does not pass through them, so tables that
+//! grow do so outside the count.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,7 +1,8 @@
-//! Two software devices on UDP sockets of loopback, whose turns this thread takes one after the other.
+//! Two software devices on UDP sockets of loopback, whose turns this thread takes one after the
+//! other.
 //!
-//! A turn copies and checks payload and calls the kernel. Instructions of the kernel are not in the profile; its calls
-//! are counted instead.
+//! A turn copies and checks payload and calls the kernel. Instructions of the kernel are not in the
+//! profile; its calls are counted instead.
 
 use std::net::{Ipv4Addr, SocketAddr};
 

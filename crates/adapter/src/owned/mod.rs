@@ -1,8 +1,8 @@
 //! The owned face: an opened device that one thread drives, with its memory.
 //!
-//! [`Software`] is our own endpoint on sockets of its own ([`SocketWire`](nic::udp::SocketWire)): it moves packets itself
-//! in each turn. [`Loaded`] is a device behind a verbs library, which moves them by itself. Engines are written against
-//! [`Adapter`] and are the same for both.
+//! [`Software`] is our own endpoint on sockets of its own ([`SocketWire`](nic::udp::SocketWire)):
+//! it moves packets itself in each turn. [`Loaded`] is a device behind a verbs library, which moves
+//! them by itself. Engines are written against [`Adapter`] and are the same for both.
 //!
 //! Sessions, streams and what their memory is for do not belong here.
 
@@ -75,7 +75,8 @@ pub trait Adapter {
     /// The registered memory, to allocate ranges from it.
     fn memory_mut(&mut self) -> &mut Pool;
 
-    /// Receives packets, runs the engine's `work`, and sends. `work` returns whether it did anything.
+    /// Receives packets, runs the engine's `work`, and sends. `work` returns whether it did
+    /// anything.
     fn turn(
         &mut self,
         now: Time,
@@ -85,7 +86,8 @@ pub trait Adapter {
     /// Frees a range of the memory, as soon as no local peer can be writing it.
     fn release(&mut self, range: PoolRange);
 
-    /// A queue pair is connected: its WRITEs and READs go to this local peer, or as packets for this reason.
+    /// A queue pair is connected: its WRITEs and READs go to this local peer, or as packets for
+    /// this reason.
     fn route(&mut self, now: Time, qpn: Qpn, peer: LocalPeer);
 
     /// Accesses of local peers that may have begun before something was withdrawn.
@@ -106,7 +108,8 @@ pub trait Adapter {
     /// When the kernel refuses to watch one.
     fn watch(&self, watched: &ReadySet) -> io::Result<()>;
 
-    /// Called before a sleep. `false`: something may have arrived meanwhile, take another turn first.
+    /// Called before a sleep. `false`: something may have arrived meanwhile, take another turn
+    /// first.
     fn prepare_sleep(&mut self) -> bool;
 
     /// Called when a prepared sleep is over or did not begin.

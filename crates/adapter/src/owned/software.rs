@@ -1,7 +1,8 @@
 //! Our own endpoint on sockets of its own, moved by its owner's turns.
 //!
-//! Nothing here blocks; discovering a local peer does, and is done on other threads ([`Adapter::discovery`]). Memory that
-//! local peers may still write is given back to the pool when they have finished.
+//! Nothing here blocks; discovering a local peer does, and is done on other threads
+//! ([`Adapter::discovery`]). Memory that local peers may still write is given back to the pool when
+//! they have finished.
 
 use std::io;
 use std::net::SocketAddr;
@@ -23,8 +24,8 @@ use roce::{Duration, Time};
 use super::{Adapter, OpenError, Trouble};
 use crate::software::{LocalPath, LocalPeer, SoftwareDevice};
 
-/// Environment variable that chooses the path: `udp` for packets, `auto`, the default, for shared memory where it is
-/// possible.
+/// Environment variable that chooses the path: `udp` for packets, `auto`, the default, for shared
+/// memory where it is possible.
 pub const PATH: &str = "DQUANT_PATH";
 
 /// Why this process uses packets, as its environment tells; `None` if it does not.
@@ -39,8 +40,8 @@ pub fn refused_by_environment() -> Option<String> {
 /// Our own endpoint on sockets of its own.
 #[derive(Debug)]
 pub struct Software<W = UdpWire> {
-    // Fields are dropped in this order: local peers stop before the memory goes, and whoever binds the wire's port
-    // next finds the name of its control segment free.
+    // Fields are dropped in this order: local peers stop before the memory goes, and whoever binds
+    // the wire's port next finds the name of its control segment free.
     device: SoftwareDevice,
     memory: Pool,
     /// Memory that is free when these accesses are over. Each range is one of the pool's.
@@ -51,8 +52,8 @@ pub struct Software<W = UdpWire> {
 }
 
 impl Software {
-    /// A device at this address, with `memory` bytes to register. It drops `loss_ppm` of a million packets
-    /// that it receives; keys, queue pair numbers and losses come from the seed.
+    /// A device at this address, with `memory` bytes to register. It drops `loss_ppm` of a million
+    /// packets that it receives; keys, queue pair numbers and losses come from the seed.
     ///
     /// # Errors
     /// When the address cannot be bound, or the memory cannot be allocated.
@@ -82,8 +83,8 @@ impl<W: SocketWire> Software<W> {
         Ok(Software { device, memory, leaving: Vec::new(), wire, is_gone: false })
     }
 
-    /// Reaches local peers through shared memory from now on, unless there is a reason against it. Call it before
-    /// anything is registered.
+    /// Reaches local peers through shared memory from now on, unless there is a reason against it.
+    /// Call it before anything is registered.
     pub fn open_same_host(&mut self, refused: Option<String>) {
         let opened = refused.map_or_else(|| open_local(self.local(), &self.memory), Err);
         *self.device.local_mut() = opened;

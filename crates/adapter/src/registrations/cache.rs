@@ -1,9 +1,10 @@
 //! Regions of memory that the program owns, kept registered between uses.
 //!
-//! - An entry is found while its pages hold ([`Watch::holds`]). Entries that became stale are deregistered when the
-//!   last user is gone.
+//! - An entry is found while its pages hold ([`Watch::holds`]). Entries that became stale are
+//!   deregistered when the last user is gone.
 //! - Entries and their bytes are bounded. The least recently used one without users makes room.
-//! - Regions have local rights only. A peer that knew a key could use it after the program has freed the memory.
+//! - Regions have local rights only. A peer that knew a key could use it after the program has
+//!   freed the memory.
 //!
 //! Which memory is better copied does not belong here.
 
@@ -107,7 +108,8 @@ impl Cache {
                 counters.hits += 1;
                 place
             }
-            // Something changes at this moment, perhaps this. The region may be good, but nobody can know.
+            // Something changes at this moment, perhaps this. The region may be good, but nobody
+            // can know.
             Some(_) => return Err(Uncached::Uncertain),
             None => {
                 counters.misses += 1;
@@ -163,8 +165,8 @@ impl Cache {
         }
     }
 
-    /// The entry that begins last among those that begin at or before the range, if it contains the range. With nested
-    /// entries this may overlook one, which costs a registration.
+    /// The entry that begins last among those that begin at or before the range, if it contains the
+    /// range. With nested entries this may overlook one, which costs a registration.
     fn find(&self, addr: u64, end: u64, is_written: bool) -> Option<usize> {
         let last = |writable| {
             let mut keys = self.index.range((writable, 0, 0)..=(writable, addr, u64::MAX));
@@ -240,7 +242,8 @@ impl Cache {
         unused.min_by_key(|(_, entry)| entry.used_at).map(|(place, _)| place)
     }
 
-    /// Deregisters an entry that is neither to be found nor in use. A device that refuses is asked again later.
+    /// Deregisters an entry that is neither to be found nor in use. A device that refuses is asked
+    /// again later.
     fn remove_unused<D: Regions>(&mut self, device: &mut D, place: usize, counters: &mut Counters) {
         let done = |entry: &mut Entry| !entry.is_current && entry.users == 0;
         let Some(entry) = self.entries[place].take_if(done) else { return };

@@ -1,4 +1,5 @@
-//! Memory for work requests, registered one way or another: callers hand over a buffer and get keys.
+//! Memory for work requests, registered one way or another: callers hand over a buffer and get
+//! keys.
 //!
 //! | way | when | costs |
 //! |---|---|---|
@@ -7,11 +8,12 @@
 //! | bounced | the cache refuses, and a block is free that holds the buffer | a copy |
 //! | once | nothing else does, or a peer gets the key | a registration at each use |
 //!
-//! [`Registrar::acquire`] takes the first way that is possible and counts it, with the reason against the cache.
-//! Bounce blocks have one size and their number is fixed. Keys that peers get are never cached: the peer could use such a
-//! key after the program has freed the memory.
+//! [`Registrar::acquire`] takes the first way that is possible and counts it, with the reason
+//! against the cache. Bounce blocks have one size and their number is fixed. Keys that peers get
+//! are never cached: the peer could use such a key after the program has freed the memory.
 //!
-//! A device that reaches only its pool ([`Software`](crate::owned::Software)) has the ways pool and bounced.
+//! A device that reaches only its pool ([`Software`](crate::owned::Software)) has the ways pool and
+//! bounced.
 //!
 //! Queue pairs and work requests do not belong here, nor does the decision which buffers to use.
 
@@ -229,7 +231,8 @@ enum Held {
     Once,
 }
 
-/// A buffer that work requests can name. Give it back to [`Registrar::release`] when they have completed.
+/// A buffer that work requests can name. Give it back to [`Registrar::release`] when they have
+/// completed.
 #[derive(Debug)]
 #[must_use = "a buffer stays in use until it is released"]
 pub struct Lease {
@@ -307,7 +310,8 @@ impl Registrar {
         })
     }
 
-    /// Buffers in this region use its keys from now on. It stays registered as long as the registrar exists.
+    /// Buffers in this region use its keys from now on. It stays registered as long as the
+    /// registrar exists.
     pub fn add_region(&mut self, region: MemoryRegion, access: Access) {
         self.standing.push((region, access));
     }
@@ -315,8 +319,8 @@ impl Registrar {
     /// Makes a buffer usable.
     ///
     /// # Safety
-    /// The buffer is memory of this process. Until the lease is released it stays mapped, nobody writes a
-    /// [`Use::Source`], and nobody but the device accesses the others.
+    /// The buffer is memory of this process. Until the lease is released it stays mapped, nobody
+    /// writes a [`Use::Source`], and nobody but the device accesses the others.
     ///
     /// # Errors
     /// When no way is possible, with the reason against the cache.
@@ -358,11 +362,13 @@ impl Registrar {
         made
     }
 
-    /// Ends a use. Of a bounced [`Use::Sink`], the first `written` bytes are copied into the buffer.
+    /// Ends a use. Of a bounced [`Use::Sink`], the first `written` bytes are copied into the
+    /// buffer.
     ///
     /// # Safety
-    /// All work requests with the lease have completed, and the contract of [`acquire`](Registrar::acquire) holds until
-    /// this returns. Nobody accesses the buffer meanwhile.
+    /// All work requests with the lease have completed, and the contract of
+    /// [`acquire`](Registrar::acquire) holds until this returns. Nobody accesses the buffer
+    /// meanwhile.
     pub unsafe fn release<D: Device>(
         &mut self,
         device: &mut D,
@@ -383,8 +389,8 @@ impl Registrar {
                     let len = written.min(lease.len);
                     let from = pool.bytes(block, len as usize);
                     let to = ptr::with_exposed_provenance_mut::<u8>(buffer as usize);
-                    // SAFETY: the caller keeps the buffer mapped, at least `lease.len` bytes of it, and to itself. It
-                    // does not overlap the block, which is the registrar's own.
+                    // SAFETY: the caller keeps the buffer mapped, at least `lease.len` bytes of it,
+                    // and to itself. It does not overlap the block, which is the registrar's own.
                     unsafe { ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
                     self.counters.bytes_out += len;
                 }
@@ -397,8 +403,8 @@ impl Registrar {
         }
     }
 
-    /// Deregisters what became stale. [`acquire`](Registrar::acquire) does it, too; call it when nothing is acquired for
-    /// long, so that a device does not keep pages of memory that was freed.
+    /// Deregisters what became stale. [`acquire`](Registrar::acquire) does it, too; call it when
+    /// nothing is acquired for long, so that a device does not keep pages of memory that was freed.
     pub fn sweep<D: Device>(&mut self, device: &mut D) {
         self.end_kept_keys(device);
         if let Some(cache) = &mut self.cache {
@@ -406,7 +412,8 @@ impl Registrar {
         }
     }
 
-    /// Deregisters everything and frees the bounce blocks. Leases that were not released become invalid.
+    /// Deregisters everything and frees the bounce blocks. Leases that were not released become
+    /// invalid.
     ///
     /// # Errors
     /// When the blocks cannot be deregistered: then they stay in use.
@@ -476,7 +483,8 @@ impl Registrar {
     }
 
     /// # Safety
-    /// As for [`acquire`](Registrar::acquire); the length is at most that of a block, and a block is free.
+    /// As for [`acquire`](Registrar::acquire); the length is at most that of a block, and a block
+    /// is free.
     unsafe fn bounce<D: Device>(
         &mut self,
         device: &mut D,
@@ -496,7 +504,8 @@ impl Registrar {
         if purpose != Use::Sink {
             let from = ptr::with_exposed_provenance::<u8>(addr as usize);
             let to = pool.bytes_mut(block, len as usize);
-            // SAFETY: the caller's buffer has `len` bytes, which nobody writes. The block is the registrar's own.
+            // SAFETY: the caller's buffer has `len` bytes, which nobody writes. The block is the
+            // registrar's own.
             unsafe { ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) };
             self.counters.bytes_in += len;
         }
@@ -529,7 +538,8 @@ impl Registrar {
         }
     }
 
-    /// Asks the device again to end keys that it refused to: a window may have been bound to the region.
+    /// Asks the device again to end keys that it refused to: a window may have been bound to the
+    /// region.
     fn end_kept_keys<D: Device>(&mut self, device: &mut D) {
         self.kept_keys.retain(|&(lkey, block)| {
             let stays = device.deregister(lkey).is_err();

@@ -1,5 +1,6 @@
-//! The cache against a model of the address space, its races, and the other ways. The device is the software endpoint:
-//! it registers any addresses, and the model knows which pages a key was made for.
+//! The cache against a model of the address space, its races, and the other ways. The device is the
+//! software endpoint: it registers any addresses, and the model knows which pages a key was made
+//! for.
 
 use std::collections::HashMap;
 
@@ -115,7 +116,8 @@ fn unmap(addr: u64, len: u64) {
 struct Model {
     rig: Rig,
     space: Space,
-    /// What each page holds, as a number that is new whenever the page is; `None` where nothing is mapped.
+    /// What each page holds, as a number that is new whenever the page is; `None` where nothing is
+    /// mapped.
     pages: [Option<u32>; PAGES as usize],
     generation: u32,
     /// The pages at the time when a key was first seen.
@@ -205,8 +207,8 @@ fn span(first: u64, count: u64) -> std::ops::Range<usize> {
     first as usize..(first + count) as usize
 }
 
-/// Random changes of mappings and random uses: a key is found again only while its pages are those that it was made for.
-/// `DQUANT_SEED=n` replays one of them.
+/// Random changes of mappings and random uses: a key is found again only while its pages are those
+/// that it was made for. `DQUANT_SEED=n` replays one of them.
 #[test]
 fn a_key_is_found_only_for_its_own_pages() {
     let (mut hits, mut invalidated) = (0, 0);
@@ -238,7 +240,8 @@ fn move_pages(space: &Space, from: u64, to: u64, count: u64) {
     }
 }
 
-/// The case that the kernel makes hard: the address is mapped again before the event of its unmapping has been read.
+/// The case that the kernel makes hard: the address is mapped again before the event of its
+/// unmapping has been read.
 #[test]
 fn an_address_that_is_mapped_again_at_once_is_registered_anew() {
     const ROUNDS: u32 = 400;
@@ -257,7 +260,8 @@ fn an_address_that_is_mapped_again_at_once_is_registered_anew() {
         let unmapping = std::thread::spawn(move || unmap(addr, len));
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let mut tries = 0_u32;
-        // The other thread waits in `munmap` until its event is read, and the address is free before.
+        // The other thread waits in `munmap` until its event is read, and the address is free
+        // before.
         while map(addr, len, access, libc::MAP_FIXED_NOREPLACE) != Some(addr) {
             tries += 1;
             assert!(tries < 100_000_000, "round {round}: never unmapped");
@@ -342,7 +346,8 @@ fn a_buffer_that_is_freed_and_allocated_again_is_registered_anew() {
     assert_eq!((hits, invalidated), (1, 1));
 }
 
-/// libc gives the end of its heap back with a smaller break, and pages within it with `MADV_DONTNEED`.
+/// libc gives the end of its heap back with a smaller break, and pages within it with
+/// `MADV_DONTNEED`.
 #[test]
 fn a_heap_that_shrinks_takes_its_keys_along() {
     let Some((mut rig, _watch)) = Rig::watching("registrations heap", NO_BLOCKS) else { return };
@@ -387,7 +392,8 @@ fn entries_are_bounded_and_those_in_use_stay() {
     assert!(rig.registrar.cached().0 <= 3 && rig.registrar.cached().1 <= 5 * PAGE);
 }
 
-/// A region whose memory goes away during its use, against the contract, is deregistered when the use ends.
+/// A region whose memory goes away during its use, against the contract, is deregistered when the
+/// use ends.
 #[test]
 fn a_stale_region_in_use_is_deregistered_after_its_last_use() {
     let Some((mut rig, _watch)) = Rig::watching("registrations use", NO_BLOCKS) else { return };
@@ -422,7 +428,8 @@ fn files_and_shared_memory_are_registered_for_each_use() {
     watch.end(watched);
 }
 
-/// The child has other pages and no monitor: it never relies on what its parent knew, and does the parent no harm.
+/// The child has other pages and no monitor: it never relies on what its parent knew, and does the
+/// parent no harm.
 #[test]
 fn a_forked_child_finds_nothing() {
     let Some((mut rig, watch)) = Rig::watching("registrations fork", NO_BLOCKS) else { return };
@@ -571,7 +578,8 @@ fn a_block_that_a_peer_still_reaches_goes_to_nobody_else() {
     let keys = Use::Remote(Access::REMOTE_READ);
     let lease = rig.acquire(addr, 64, keys).expect("a block");
     let rkey = lease.rkey;
-    // A device that does not know the key refuses to end it, as one with a window bound to the region does.
+    // A device that does not know the key refuses to end it, as one with a window bound to the
+    // region does.
     let known = std::mem::replace(&mut rig.device, Endpoint::new(EndpointConfig::default()));
     rig.release(lease, 0);
     assert_eq!(rig.registrar.counters().not_deregistered, 1);

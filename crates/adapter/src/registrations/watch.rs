@@ -1,20 +1,24 @@
 //! Learns from the kernel when watched memory is unmapped, discarded or moved.
 //!
-//! A userfaultfd watches ranges in write-protect mode, and nothing is ever write-protected: accesses cost nothing, but
-//! the kernel reports each `munmap`, `MADV_DONTNEED`, `mremap`, shrinking heap and mapping over the range, also those
-//! inside libc's `free`. The thread that does it waits in the kernel until its event has been read.
+//! A userfaultfd watches ranges in write-protect mode, and nothing is ever write-protected:
+//! accesses cost nothing, but the kernel reports each `munmap`, `MADV_DONTNEED`, `mremap`,
+//! shrinking heap and mapping over the range, also those inside libc's `free`. The thread that does
+//! it waits in the kernel until its event has been read.
 //!
 //! - The monitor thread reads an event and marks the ranges it meets as stale under one lock, which
 //!   [`Watch::holds`] takes, too.
-//! - That is not enough: between the kernel's unmapping and its event, another thread may map the same address and ask.
-//!   So `holds` also asks the kernel whether a change is under way, and then does not say yes.
-//! - Nothing is allocated, freed or unmapped under the lock, nor by the monitor at any time: a heap that shrinks would
-//!   wait for the monitor, and the monitor for the lock.
-//! - Only private anonymous memory is watched. A file can be truncated through any descriptor, without an event.
-//! - Not noticed: guard pages (`MADV_GUARD_INSTALL`) that were put over a range and taken away. And `MADV_DONTNEED` is
-//!   reported before the pages go, so a watch that begins meanwhile may be of the old ones.
-//! - A forked child is not watched, and its `holds` never says yes. It must neither read the events of its parent nor
-//!   stop the parent's monitor.
+//! - That is not enough: between the kernel's unmapping and its event, another thread may map the
+//!   same address and ask. So `holds` also asks the kernel whether a change is under way, and then
+//!   does not say yes.
+//! - Nothing is allocated, freed or unmapped under the lock, nor by the monitor at any time: a heap
+//!   that shrinks would wait for the monitor, and the monitor for the lock.
+//! - Only private anonymous memory is watched. A file can be truncated through any descriptor,
+//!   without an event.
+//! - Not noticed: guard pages (`MADV_GUARD_INSTALL`) that were put over a range and taken away. And
+//!   `MADV_DONTNEED` is reported before the pages go, so a watch that begins meanwhile may be of
+//!   the old ones.
+//! - A forked child is not watched, and its `holds` never says yes. It must neither read the events
+//!   of its parent nor stop the parent's monitor.
 //!
 //! What is registered, and what happens when a range is stale, does not belong here.
 
@@ -177,7 +181,8 @@ impl ForkMark {
     }
 
     fn word(&self) -> &AtomicU64 {
-        // SAFETY: a mapped page of zeroes, which lives as long as `self` and is used only as this number.
+        // SAFETY: a mapped page of zeroes, which lives as long as `self` and is used only as this
+        // number.
         unsafe { self.0.as_ref() }
     }
 }
@@ -189,7 +194,8 @@ impl Drop for ForkMark {
     }
 }
 
-/// Watches memory of this process. Several caches share one: the kernel allows one watch for each range.
+/// Watches memory of this process. Several caches share one: the kernel allows one watch for each
+/// range.
 #[derive(Debug)]
 pub struct Watch {
     slots: Arc<Mutex<Slots>>,
@@ -228,8 +234,8 @@ impl Watch {
         Ok(Watch { slots, fd: raw, stop, monitor: Some(monitor), mark })
     }
 
-    /// Watches the pages of `addr .. addr + len`. Whoever registers them does so afterwards, and asks
-    /// [`holds`](Watch::holds) once more before it relies on them.
+    /// Watches the pages of `addr .. addr + len`. Whoever registers them does so afterwards, and
+    /// asks [`holds`](Watch::holds) once more before it relies on them.
     ///
     /// # Errors
     /// Why the range cannot be watched; nothing is left behind then.
@@ -241,7 +247,8 @@ impl Watch {
         let watched = self.take_slot(first, end).ok_or(Unwatched::Full)?;
         let mut range = [first, end - first, userfault::MODE_WRITE_PROTECT, 0];
         if let Err(errno) = control(self.fd, userfault::REGISTER, &mut range) {
-            // Nothing is watched that was not before. Unwatching could end the watch of somebody else.
+            // Nothing is watched that was not before. Unwatching could end the watch of somebody
+            // else.
             lock(&self.slots).table[watched.0] = None;
             return Err(match errno {
                 libc::EBUSY => Unwatched::Busy,
@@ -258,8 +265,9 @@ impl Watch {
         Ok(watched)
     }
 
-    /// Whether the range still has the pages that it had when the watch began. Also `false` when that cannot be
-    /// known now: the process was forked, or some mapping is changing and its event was not read in time.
+    /// Whether the range still has the pages that it had when the watch began. Also `false` when
+    /// that cannot be known now: the process was forked, or some mapping is changing and its event
+    /// was not read in time.
     pub fn holds(&self, watched: &Watched) -> bool {
         if self.is_forked() {
             return false;
@@ -276,7 +284,8 @@ impl Watch {
         false
     }
 
-    /// Whether something was reported about the range. Cheaper than [`holds`](Watch::holds), and no proof that it holds.
+    /// Whether something was reported about the range. Cheaper than [`holds`](Watch::holds), and no
+    /// proof that it holds.
     pub fn is_stale(&self, watched: &Watched) -> bool {
         lock(&self.slots).table[watched.0].is_some_and(|slot| slot.is_stale)
     }
@@ -310,8 +319,8 @@ impl Watch {
 }
 
 impl Drop for Watch {
-    /// Ends all watches before the monitor ends: a forked child may hold the descriptor, and then closing it would leave
-    /// threads of this process waiting for a reader.
+    /// Ends all watches before the monitor ends: a forked child may hold the descriptor, and then
+    /// closing it would leave threads of this process waiting for a reader.
     fn drop(&mut self) {
         let monitor = self.monitor.take();
         if self.is_forked() {
@@ -357,7 +366,8 @@ fn open_userfaultfd() -> Result<OwnedFd, WatchError> {
         .map_err(|(call, source)| WatchError::System { call, source })
 }
 
-/// Ends the watch on pages. A part that was mapped anew may refuse it for all of them, so then each is asked alone.
+/// Ends the watch on pages. A part that was mapped anew may refuse it for all of them, so then each
+/// is asked alone.
 fn unregister(fd: RawFd, first: u64, end: u64) {
     if control(fd, userfault::UNREGISTER, &mut [first, end - first]).is_ok() {
         return;
@@ -379,8 +389,8 @@ enum State {
     Unknown,
 }
 
-/// An empty range is refused as invalid, but only after the kernel has looked whether anything changes; [`check`] tests
-/// that it does.
+/// An empty range is refused as invalid, but only after the kernel has looked whether anything
+/// changes; [`check`] tests that it does.
 fn state(fd: RawFd) -> State {
     match control(fd, userfault::WRITE_PROTECT, &mut [0; 3]) {
         Err(libc::EINVAL) => State::Quiet,
@@ -458,7 +468,8 @@ fn map_page() -> Result<NonNull<c_void>, WatchError> {
     NonNull::new(page).filter(|_| page != libc::MAP_FAILED).ok_or(failed)
 }
 
-/// Tests on a page of its own that a change is visible from the event until it was read, and that it then ends.
+/// Tests on a page of its own that a change is visible from the event until it was read, and that
+/// it then ends.
 fn check(fd: OwnedFd) -> Result<OwnedFd, WatchError> {
     let (raw, bytes) = (fd.as_raw_fd(), page_bytes() as usize);
     let first = map_page()?.as_ptr().expose_provenance();

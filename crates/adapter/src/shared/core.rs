@@ -20,8 +20,8 @@ use super::polling::Polling;
 use super::{Listener, Notice};
 use crate::software::{LocalPath, LocalPeer, SoftwareDevice};
 
-/// Polls in a row without a turn while nothing is there: such a poll is a look at the FIFOs, a small part of what a turn
-/// and its look at the clock cost.
+/// Polls in a row without a turn while nothing is there: such a poll is a look at the FIFOs, a
+/// small part of what a turn and its look at the clock cost.
 const SKIPPED_POLLS: u32 = 7;
 
 /// The process exits: acknowledgements no longer wait.
@@ -41,8 +41,8 @@ pub struct Core<L: Listener> {
     pub(super) held: bool,
     /// A turn took a local peer's ring from the sockets since the last look.
     pub(super) rung: bool,
-    /// Wake-ups of threads that wait for completions, while the progress thread collects them: it wakes them when it has
-    /// given the lock back, because they take it first.
+    /// Wake-ups of threads that wait for completions, while the progress thread collects them: it
+    /// wakes them when it has given the lock back, because they take it first.
     pub(super) signals: Option<Vec<L::Signal>>,
     /// Sleeps of the progress thread that ended by time with work that nobody had announced.
     rescued_wakeups: u64,
@@ -53,8 +53,8 @@ pub struct Core<L: Listener> {
     /// Polls without a turn since the last one.
     skipped: u32,
     polling: Polling,
-    /// The time of the last turn. Posts use it: they are timed when they are sent, and reading the clock
-    /// would take a tenth of a post's time.
+    /// The time of the last turn. Posts use it: they are timed when they are sent, and reading the
+    /// clock would take a tenth of a post's time.
     pub(super) now: Time,
     qps: HashMap<u32, L>,
     cqs: HashMap<CqId, L>,
@@ -68,7 +68,8 @@ pub(super) enum Acks {
     Leave,
     /// They wait for a program that takes completions from this queue next.
     WaitForCompletions(CqId),
-    /// Those for what arrives in this turn wait for the program's next call. It may be a reply: the program may poll memory.
+    /// Those for what arrives in this turn wait for the program's next call. It may be a reply: the
+    /// program may poll memory.
     WaitForProgram,
 }
 
@@ -226,8 +227,9 @@ impl<L: Listener> Core<L> {
         self.polling.rests()
     }
 
-    /// A part of a turn without a look at the clock, at timers and at sockets: takes messages of local peers, and their
-    /// acknowledgements. Returns false where a whole turn is due, or there are none.
+    /// A part of a turn without a look at the clock, at timers and at sockets: takes messages of
+    /// local peers, and their acknowledgements. Returns false where a whole turn is due, or there
+    /// are none.
     #[inline]
     pub fn turn_messages(&mut self) -> bool {
         let may = self.skipped < SKIPPED_POLLS && !self.device.has_holding();
@@ -239,8 +241,8 @@ impl<L: Listener> Core<L> {
         done
     }
 
-    /// Whether a turn would find nothing, as far as one can see without reading the clock: packets of local peers would be
-    /// there, and timers and sockets can wait for a few more polls.
+    /// Whether a turn would find nothing, as far as one can see without reading the clock: packets
+    /// of local peers would be there, and timers and sockets can wait for a few more polls.
     #[inline]
     pub fn may_skip_turn(&mut self) -> bool {
         let Ok(local) = self.device.local() else {
@@ -272,7 +274,8 @@ impl<L: Listener> Core<L> {
         device.send(wire, memory, *now)
     }
 
-    /// Takes messages of local peers and their acknowledgements of ours; returns whether there were any.
+    /// Takes messages of local peers and their acknowledgements of ours; returns whether there were
+    /// any.
     fn exchange_messages(&mut self) -> bool {
         let Core { device, wire: Some(wire), memory, now, .. } = self else {
             return false;
@@ -301,7 +304,8 @@ impl<L: Listener> Core<L> {
         }
     }
 
-    /// Carries out requests that have waited for packets. Returns whether some of them became packets, or may have.
+    /// Carries out requests that have waited for packets. Returns whether some of them became
+    /// packets, or may have.
     fn carry_out_held(&mut self) -> bool {
         self.is_unseen = false;
         let done = self.device.carry_out_held(self.now);
@@ -378,8 +382,8 @@ impl<L: Listener> Core<L> {
         Ok(())
     }
 
-    /// A request of so many bytes was posted that needs packets. It is sent at once unless it may wait for others.
-    /// Kept out of the path of those that need none.
+    /// A request of so many bytes was posted that needs packets. It is sent at once unless it may
+    /// wait for others. Kept out of the path of those that need none.
     #[inline(never)]
     fn gather_posted(&mut self, qpn: Qpn, bytes: u64) {
         let under_way = self.device.endpoint().sends_under_way(qpn);
@@ -392,7 +396,8 @@ impl<L: Listener> Core<L> {
         self.urgent |= !waits;
     }
 
-    /// Binds a window of type 1 behind the sends before it, which may wait, and returns its new key.
+    /// Binds a window of type 1 behind the sends before it, which may wait, and returns its new
+    /// key.
     ///
     /// # Errors
     /// Those of [`Endpoint::bind_window`].
@@ -466,7 +471,8 @@ impl<L: Listener> Core<L> {
 
     // ---- the progress thread -------------------------------------------------------------------
 
-    /// The progress thread is going to sleep; returns false if local peers have sent packets already.
+    /// The progress thread is going to sleep; returns false if local peers have sent packets
+    /// already.
     pub(super) fn fall_asleep(&mut self) -> bool {
         self.device.local_mut().as_mut().map_or(true, LocalPeers::fall_asleep)
     }
@@ -481,15 +487,16 @@ impl<L: Listener> Core<L> {
         self.device.local().as_ref().is_ok_and(LocalPeers::is_asleep)
     }
 
-    /// Whether local peers have left something unannounced, or requests wait that could be carried out, or that no turn has
-    /// looked at.
+    /// Whether local peers have left something unannounced, or requests wait that could be carried
+    /// out, or that no turn has looked at.
     pub(super) fn has_work(&mut self) -> bool {
         self.is_unseen
             || self.device.is_behind()
             || self.device.local_mut().as_mut().is_ok_and(LocalPeers::has_unannounced)
     }
 
-    /// Work has waited for the end of a sleep of the progress thread. The first time it is reported.
+    /// Work has waited for the end of a sleep of the progress thread. The first time it is
+    /// reported.
     pub(super) fn note_rescue(&mut self) {
         if self.rescued_wakeups == 0 {
             (self.on_rescue)();

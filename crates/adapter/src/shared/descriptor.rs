@@ -22,8 +22,8 @@ impl Watched {
         Ok(Watched { fd: fd.as_raw_fd(), file: file_of(fd)? })
     }
 
-    /// Whether the program has left it open, as far as can be determined: all event descriptors look
-    /// the same.
+    /// Whether the program has left it open, as far as can be determined: all event descriptors
+    /// look the same.
     pub fn is_there(&self) -> bool {
         // SAFETY: the number is only asked about; one that is closed is an error.
         file_of(unsafe { BorrowedFd::borrow_raw(self.fd) }) == Ok(self.file)

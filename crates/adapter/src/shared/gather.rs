@@ -1,24 +1,27 @@
 //! What waits for the program's next call, so that one system call sends more.
 //!
-//! - A *request* waits behind others of its queue pair that are under way, or in a burst over many queue pairs, for the
-//!   next poll that finds nothing or the sixteenth request. The peers are busy meanwhile.
-//! - An *acknowledgement* waits if the turn before it has completions for the program: the program takes them first, and
-//!   its reply, if it has one, leaves together with the acknowledgement. It also waits where the progress thread received,
-//!   for a program that sleeps or polls memory. Two programs that WRITE to each other and wait for each completion find
-//!   the reply beside it then, without their threads.
+//! - A *request* waits behind others of its queue pair that are under way, or in a burst over many
+//!   queue pairs, for the next poll that finds nothing or the sixteenth request. The peers are busy
+//!   meanwhile.
+//! - An *acknowledgement* waits if the turn before it has completions for the program: the program
+//!   takes them first, and its reply, if it has one, leaves together with the acknowledgement. It
+//!   also waits where the progress thread received, for a program that sleeps or polls memory. Two
+//!   programs that WRITE to each other and wait for each completion find the reply beside it then,
+//!   without their threads.
 //!
-//! Where the program's next call comes late, because it computes or has nothing to reply, nothing waits for a while, each
-//! time for longer. The progress thread sends what a program has left.
+//! Where the program's next call comes late, because it computes or has nothing to reply, nothing
+//! waits for a while, each time for longer. The progress thread sends what a program has left.
 //!
-//! A program in the middle of a burst is there, so the progress thread leaves the engine to it, and its posts take turns.
+//! A program in the middle of a burst is there, so the progress thread leaves the engine to it, and
+//! its posts take turns.
 
 use roce::{Duration, Time};
 
 /// Longer requests gain nothing.
 const SMALL_BYTES: u64 = 4096;
 
-/// Requests under way on the queue pair, or posted on any since the last poll, from which on the program counts as posting
-/// a burst.
+/// Requests under way on the queue pair, or posted on any since the last poll, from which on the
+/// program counts as posting a burst.
 const BUSY: u32 = 4;
 
 /// Requests sent together.
@@ -31,7 +34,8 @@ const PROMPT: Duration = Duration::from_micros(50);
 const FIRST_REST: u32 = 16;
 const LONGEST_REST: u32 = 1 << 12;
 
-/// Requests of a burst until the posting thread also receives: the program has not polled meanwhile.
+/// Requests of a burst until the posting thread also receives: the program has not polled
+/// meanwhile.
 const BURST_TURN: u32 = 8;
 
 /// See the module's text.
@@ -70,15 +74,16 @@ impl Gather {
 
     /// A request of so many bytes is posted behind others under way. Returns whether it may wait.
     ///
-    /// A program that does not poll may wait for replies in memory or asleep, so only requests under way on one queue pair
-    /// are a burst of such a one.
+    /// A program that does not poll may wait for replies in memory or asleep, so only requests
+    /// under way on one queue pair are a burst of such a one.
     pub(super) fn post(&mut self, now: Time, under_way: u32, bytes: u64) -> bool {
         let posted = if self.polls { self.unpolled } else { 0 };
         self.unpolled = self.unpolled.saturating_add(1);
         self.post_near(now, under_way.max(posted), bytes)
     }
 
-    /// The same for a request to a local peer: its packets need no system call, so only its own queue pair counts.
+    /// The same for a request to a local peer: its packets need no system call, so only its own
+    /// queue pair counts.
     pub(super) fn post_near(&mut self, now: Time, under_way: u32, bytes: u64) -> bool {
         if under_way < BUSY {
             self.burst = 0;
@@ -93,7 +98,8 @@ impl Gather {
         true
     }
 
-    /// Acknowledgements are due, and the program is about to take completions. Returns whether they may wait.
+    /// Acknowledgements are due, and the program is about to take completions. Returns whether they
+    /// may wait.
     pub(super) fn acknowledge(&mut self, now: Time) -> bool {
         if self.rests() {
             return false;
@@ -150,7 +156,8 @@ impl Gather {
         (self.unpolled, self.burst, self.polls) = (0, 0, false);
     }
 
-    /// The program posts: what waits is sent now. Requests have waited for as long as it took to post the others.
+    /// The program posts: what waits is sent now. Requests have waited for as long as it took to
+    /// post the others.
     pub(super) fn posted(&mut self, now: Time) {
         if self.acknowledgements {
             self.called(now);
@@ -270,7 +277,8 @@ mod tests {
             assert_eq!(sent(&mut gather), [0, 1, 2, 3, 19, 35]);
             assert!(gather.is_burst());
         }
-        // Without polls the program may wait for replies in memory: nothing waits, and it does not count as present.
+        // Without polls the program may wait for replies in memory: nothing waits, and it does not
+        // count as present.
         gather.sent(at(0));
         gather.received();
         assert_eq!(sent(&mut gather).len(), 40);

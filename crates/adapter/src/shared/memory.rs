@@ -1,8 +1,8 @@
 //! The process's own memory, by address.
 //!
-//! The program registers the regions, and keeps them mapped with the right permissions while they are
-//! registered; the endpoint accesses nothing else. As with a real device, the program may read and
-//! write the bytes at the same time, with undefined contents as the result.
+//! The program registers the regions, and keeps them mapped with the right permissions while they
+//! are registered; the endpoint accesses nothing else. As with a real device, the program may read
+//! and write the bytes at the same time, with undefined contents as the result.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -18,9 +18,9 @@ pub(super) struct ProcessMemory;
 impl Memory for ProcessMemory {
     fn gather(&self, addr: u64, into: &mut [u8]) {
         // SAFETY: the range lies in a registered region, which was mapped readable when it was
-        // registered (`populate`), and which the program must not unmap before it deregisters it. The
-        // program may write the bytes meanwhile; no reference is made to them, and whatever is copied is
-        // what is sent.
+        // registered (`populate`), and which the program must not unmap before it deregisters it.
+        // The program may write the bytes meanwhile; no reference is made to them, and whatever is
+        // copied is what is sent.
         unsafe { std::ptr::copy(addr as *const u8, into.as_mut_ptr(), into.len()) }
     }
 
@@ -29,8 +29,8 @@ impl Memory for ProcessMemory {
             return;
         };
         let to = addr as *mut u8;
-        // SAFETY: as above, and the region was mapped writable: the endpoint asks for this only with
-        // local write access.
+        // SAFETY: as above, and the region was mapped writable: the endpoint asks for this only
+        // with local write access.
         unsafe { std::ptr::copy(body.as_ptr(), to, body.len()) };
         // Programs poll the last byte of a WRITE, and a copy may store the beginning last.
         fence(Ordering::Release);
@@ -52,8 +52,8 @@ impl Memory for ProcessMemory {
 /// Faults in every page of the range, so that a later access cannot fail.
 ///
 /// # Errors
-/// `EFAULT` when some page is not mapped, or not with the requested access; `ENOMEM` when there is no
-/// memory for it.
+/// `EFAULT` when some page is not mapped, or not with the requested access; `ENOMEM` when there is
+/// no memory for it.
 pub fn populate(addr: u64, len: u64, write: bool) -> Result<(), Errno> {
     let page = rustix::param::page_size() as u64;
     let first = addr / page * page;
@@ -66,8 +66,8 @@ pub fn populate(addr: u64, len: u64, write: bool) -> Result<(), Errno> {
             Ok(()) => return Ok(()),
             Err(Errno::INTR | Errno::AGAIN) => {}
             Err(Errno::FAULT) => return Err(Errno::FAULT),
-            // Not mapped or no memory left; or mapped otherwise; or Linux before 5.14, which does not
-            // have this advice: then pages are faulted in on first access.
+            // Not mapped or no memory left; or mapped otherwise; or Linux before 5.14, which does
+            // not have this advice: then pages are faulted in on first access.
             Err(error) => {
                 permitted(first, first + bytes as u64, write)?;
                 return if error == Errno::NOMEM { Err(error) } else { Ok(()) };

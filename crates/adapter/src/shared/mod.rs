@@ -1,12 +1,14 @@
-//! The shared face: an opened device of a program whose threads call verbs, and the thread that drives it meanwhile.
+//! The shared face: an opened device of a program whose threads call verbs, and the thread that
+//! drives it meanwhile.
 //!
-//! All mutable state is in [`Core`], behind one lock. A verb holds the lock while it runs; posting and
-//! polling threads also take turns ([`Core::turn`]), so that a polling program never waits for another
-//! thread. When no thread polls, the progress thread takes them ([`progress`]). At the end of a turn, completion
-//! notifications and asynchronous events go to the [`Listener`]s of their objects ([`Core::settle`]).
+//! All mutable state is in [`Core`], behind one lock. A verb holds the lock while it runs; posting
+//! and polling threads also take turns ([`Core::turn`]), so that a polling program never waits for
+//! another thread. When no thread polls, the progress thread takes them ([`progress`]). At the end
+//! of a turn, completion notifications and asynchronous events go to the [`Listener`]s of their
+//! objects ([`Core::settle`]).
 //!
-//! Order of locks: the core, then the locks that listeners take. Objects of a verbs library, the C ABI and the list of
-//! open devices do not belong here.
+//! Order of locks: the core, then the locks that listeners take. Objects of a verbs library, the C
+//! ABI and the list of open devices do not belong here.
 
 mod core;
 mod descriptor;
@@ -47,8 +49,8 @@ const POST_TURNS: u32 = 4;
 /// How long a thread polls in vain before each further poll yields the processor.
 const SPIN: Duration = Duration::from_micros(10);
 
-/// Length of a yield that let others run which yield, too. A thread that computes keeps the processor for longer; yielding
-/// to it at once would give it a whole slice for each message.
+/// Length of a yield that let others run which yield, too. A thread that computes keeps the
+/// processor for longer; yielding to it at once would give it a whole slice for each message.
 const OTHERS_RAN: RangeInclusive<Duration> = Duration::from_micros(20)..=Duration::from_micros(500);
 
 /// How long the processor counts as crowded after that.
@@ -110,7 +112,8 @@ pub struct SharedDevice<L: Listener> {
     sockets: Vec<Watched>,
     /// Since when polls have been in vain, in nanoseconds; `u64::MAX` if the last one was not.
     idle_since: AtomicU64,
-    /// Until when other threads are taken to wait for the processor of those that poll, in nanoseconds.
+    /// Until when other threads are taken to wait for the processor of those that poll, in
+    /// nanoseconds.
     crowded_until: AtomicU64,
 }
 
@@ -155,8 +158,9 @@ impl<L: Listener> SharedDevice<L> {
         Ok(device)
     }
 
-    /// Ends the thread and closes what the device has open. What it has open by now are these descriptors: the program
-    /// may have closed them, and their numbers may have been reused; those are left alone.
+    /// Ends the thread and closes what the device has open. What it has open by now are these
+    /// descriptors: the program may have closed them, and their numbers may have been reused; those
+    /// are left alone.
     pub fn close(&self, forget: impl Fn(&[RawFd])) {
         self.progress.stop();
         forget(&self.socket_numbers());
@@ -208,8 +212,8 @@ impl<L: Listener> SharedDevice<L> {
         discovery.discover(path.remote, (dest.get() >> SLOT_SHIFT) as u8)
     }
 
-    /// Waits until no local peer uses what was withdrawn before. Must be called without the lock. Returns false
-    /// if one was stopped in the middle of an access.
+    /// Waits until no local peer uses what was withdrawn before. Must be called without the lock.
+    /// Returns false if one was stopped in the middle of an access.
     #[must_use]
     pub fn quiesce(&self) -> bool {
         self.discovery.as_ref().ok().is_none_or(|shared| shared.quiesce())
@@ -224,8 +228,8 @@ impl<L: Listener> SharedDevice<L> {
 
     // ---- verbs ---------------------------------------------------------------------------------
 
-    /// A verb that may complete work requests or give the endpoint something to send. What waits is sent before: the verb
-    /// may end its queue pair.
+    /// A verb that may complete work requests or give the endpoint something to send. What waits is
+    /// sent before: the verb may end its queue pair.
     #[inline]
     pub fn verb<T>(&self, verb: impl FnOnce(&mut Core<L>) -> T) -> T {
         let mut core = self.lock();
@@ -249,7 +253,8 @@ impl<L: Listener> SharedDevice<L> {
         } else {
             core.settle();
             if core.gather.waits() {
-                // Another thread that yields counts as present for long; the one that posts may not poll.
+                // Another thread that yields counts as present for long; the one that posts may not
+                // poll.
                 self.progress.note_program_turn(core.now, true);
             }
             if core.endpoint().awaits_message_acks() && !self.progress.is_napping() {
@@ -260,8 +265,9 @@ impl<L: Listener> SharedDevice<L> {
         done
     }
 
-    /// Sends posted requests, as far as windows allow. It does not receive: a program that posts will poll, and one that
-    /// does not is not known to be there, so the progress thread receives. Who posts a burst is there, and takes turns.
+    /// Sends posted requests, as far as windows allow. It does not receive: a program that posts
+    /// will poll, and one that does not is not known to be there, so the progress thread receives.
+    /// Who posts a burst is there, and takes turns.
     pub fn flush(&self, core: &mut Core<L>) {
         core.now = core.now.max(clock::now());
         core.gather.posted(core.now);
@@ -288,8 +294,9 @@ impl<L: Listener> SharedDevice<L> {
         self.pass_on(core);
     }
 
-    /// Wakes the progress thread for what a thread of the program leaves to it: requests that turns carry out, unless the
-    /// program polls, and a ring that this thread has taken from the sockets. Local peers ring once for each sleep.
+    /// Wakes the progress thread for what a thread of the program leaves to it: requests that turns
+    /// carry out, unless the program polls, and a ring that this thread has taken from the sockets.
+    /// Local peers ring once for each sleep.
     fn pass_on(&self, core: &mut Core<L>) {
         let held = std::mem::take(&mut core.held) && !self.progress.is_napping();
         let rung = std::mem::take(&mut core.rung) && core.is_asleep();
@@ -320,8 +327,9 @@ impl<L: Listener> SharedDevice<L> {
         progress
     }
 
-    /// A program thread has polled, and if `idle_at` is a time, it found nothing to do then. After a while it yields: its
-    /// peer may be waiting for the same processor. Where that lately let others run, it yields at once.
+    /// A program thread has polled, and if `idle_at` is a time, it found nothing to do then. After
+    /// a while it yields: its peer may be waiting for the same processor. Where that lately let
+    /// others run, it yields at once.
     #[inline]
     pub fn polled(&self, idle_at: Option<Time>) {
         let Some(now) = idle_at.map(Time::as_nanos) else {
@@ -354,8 +362,8 @@ impl<L: Listener> SharedDevice<L> {
         self.progress.expect_sleep();
     }
 
-    /// The process exits: sends what waits for the program's next call, if the lock can be had. A peer waits for the
-    /// acknowledgement of the last message.
+    /// The process exits: sends what waits for the program's next call, if the lock can be had. A
+    /// peer waits for the acknowledgement of the last message.
     pub fn send_waiting(&self) {
         // Its progress thread may have the lock. A program's thread may keep it for ever.
         let mut tries = (0..EXIT_TRIES).map(|_| {

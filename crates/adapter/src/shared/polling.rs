@@ -1,14 +1,15 @@
 //! How often a thread that polls looks for messages of local peers.
 //!
-//! Each look takes the line that the writer is about to write out of the writer's cache, so a reader that is faster than its
-//! writer slows it down. Where message follows message, the poll after one that took some leaves its look out, and the next
-//! one takes several. A reply comes later than that. Acknowledgements are looked for always, and so are messages by the
-//! progress thread and by programs that poll seldom.
+//! Each look takes the line that the writer is about to write out of the writer's cache, so a
+//! reader that is faster than its writer slows it down. Where message follows message, the poll
+//! after one that took some leaves its look out, and the next one takes several. A reply comes
+//! later than that. Acknowledgements are looked for always, and so are messages by the progress
+//! thread and by programs that poll seldom.
 
 use roce::{Duration, Time};
 
-/// Calls after a look that took messages within which the next ones make a stream of them, and how many looks are then
-/// left out: a poll in vain is two, one before its turn and one in it.
+/// Calls after a look that took messages within which the next ones make a stream of them, and how
+/// many looks are then left out: a poll in vain is two, one before its turn and one in it.
 const STREAM: u32 = 2;
 
 /// Who has not polled for so long looks.

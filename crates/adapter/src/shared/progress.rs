@@ -1,20 +1,23 @@
 //! The progress thread: serves the peer while the program is not polling.
 //!
 //! A program that polls takes turns itself, and a second thread would only contend for the lock. A
-//! program that sleeps or computes needs the thread: the peer's WRITEs and READs have to be served, and
-//! lost packets retransmitted. The thread distinguishes the two by the time of the program's last
-//! turn, and by what that turn found ([`POLLING_AWAY`], [`WORKING_AWAY`]), or that it yielded since ([`YIELDING_AWAY`]):
+//! program that sleeps or computes needs the thread: the peer's WRITEs and READs have to be served,
+//! and lost packets retransmitted. The thread distinguishes the two by the time of the program's
+//! last turn, and by what that turn found ([`POLLING_AWAY`], [`WORKING_AWAY`]), or that it yielded
+//! since ([`YIELDING_AWAY`]):
 //!
-//! - *watching*: it sleeps on the sockets and takes a turn as soon as a packet arrives; where packets of local peers may
-//!   follow, it looks for them a little longer before it sleeps again ([`LINGER`]);
-//! - *backing off*: the program polls, or lets others run between two polls, so it sleeps without watching the sockets, each
-//!   time twice as long up to [`LONGEST_NAP`], and watches again once the program is away. A program that arms a completion
-//!   queue, or polls an armed one in vain, ends this at once: it is about to sleep.
+//! - *watching*: it sleeps on the sockets and takes a turn as soon as a packet arrives; where
+//!   packets of local peers may follow, it looks for them a little longer before it sleeps again
+//!   ([`LINGER`]);
+//! - *backing off*: the program polls, or lets others run between two polls, so it sleeps without
+//!   watching the sockets, each time twice as long up to [`LONGEST_NAP`], and watches again once
+//!   the program is away. A program that arms a completion queue, or polls an armed one in vain,
+//!   ends this at once: it is about to sleep.
 //!
-//! While it watches, it wakes for the endpoint's next deadline, which program threads bring forward when they
-//! post ([`Progress::note_deadline`]), and for packets of local peers in shared memory; while it backs off, the program's own
-//! turns see to both. It wakes periodically in any case: a program that has closed the thread's descriptors cannot wake
-//! it.
+//! While it watches, it wakes for the endpoint's next deadline, which program threads bring forward
+//! when they post ([`Progress::note_deadline`]), and for packets of local peers in shared memory;
+//! while it backs off, the program's own turns see to both. It wakes periodically in any case: a
+//! program that has closed the thread's descriptors cannot wake it.
 
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -32,16 +35,17 @@ use super::descriptor::Watched;
 use super::signals::SignalsBlocked;
 use super::{FULL_TURN, Listener, SharedDevice};
 
-/// A program that polled a queue in vain is away when it has not polled again for this long. It will most likely poll
-/// again: more often than not it just does not have the processor, which a turn of this thread would keep from it.
+/// A program that polled a queue in vain is away when it has not polled again for this long. It
+/// will most likely poll again: more often than not it just does not have the processor, which a
+/// turn of this thread would keep from it.
 const POLLING_AWAY: Duration = Duration::from_micros(100);
 
-/// A program that lets others run is away when it has not come back for this long, about a slice of one that computes. A
-/// peer with the shortest timeouts that make sense waits for longer than this.
+/// A program that lets others run is away when it has not come back for this long, about a slice of
+/// one that computes. A peer with the shortest timeouts that make sense waits for longer than this.
 const YIELDING_AWAY: Duration = Duration::from_millis(4);
 
-/// A program whose last turn did something is away when it has taken no other for this long: it may be computing, or
-/// polling memory that a peer writes.
+/// A program whose last turn did something is away when it has taken no other for this long: it may
+/// be computing, or polling memory that a peer writes.
 const WORKING_AWAY: Duration = Duration::from_micros(20);
 
 /// First sleep without watching the sockets.
@@ -50,8 +54,8 @@ const SHORTEST_NAP: Duration = Duration::from_micros(20);
 /// Longest one: the extra delay that a program may see once when it stops polling.
 const LONGEST_NAP: Duration = Duration::from_millis(1);
 
-/// How long the thread looks for more after it has done something. Local peers need not wake it meanwhile: a wake-up costs
-/// both sides more than a message of 64 KiB.
+/// How long the thread looks for more after it has done something. Local peers need not wake it
+/// meanwhile: a wake-up costs both sides more than a message of 64 KiB.
 const LINGER: Duration = Duration::from_micros(20);
 
 /// The same after many packets: a local peer takes as long to fill its FIFO with the next ones.
@@ -60,11 +64,12 @@ const LONG_LINGER: Duration = Duration::from_micros(60);
 /// Packets of a turn that are many.
 const MANY: usize = 16;
 
-/// A yield that takes longer was the slice of a process that computes, not a local peer's work on a message.
+/// A yield that takes longer was the slice of a process that computes, not a local peer's work on a
+/// message.
 const COMPUTED: Duration = Duration::from_micros(500);
 
-/// How long the thread does not linger after that: it sleeps, because a thread that is woken comes before those that
-/// compute, and one that yields after them.
+/// How long the thread does not linger after that: it sleeps, because a thread that is woken comes
+/// before those that compute, and one that yields after them.
 const NO_LINGER: Duration = Duration::from_millis(100);
 
 /// Turns in a row that are left to a program thread that has the lock: it may only be posting.
@@ -116,7 +121,8 @@ impl Progress {
         self.away_at.store((now + away).as_nanos(), Ordering::Relaxed);
     }
 
-    /// A thread of the program that polls is about to yield. When it has a processor again, it notes a turn.
+    /// A thread of the program that polls is about to yield. When it has a processor again, it
+    /// notes a turn.
     pub(super) fn note_yield(&self, now: Time) {
         self.away_at.store((now + YIELDING_AWAY).as_nanos(), Ordering::Relaxed);
     }
@@ -232,8 +238,8 @@ impl<L: Listener> Application for Served<L> {
         if let Some(nap) = self.nap {
             return progress.nap_until(now + nap);
         }
-        // Often a packet that the program sends wakes this thread on the same processor in the middle of the call. To
-        // wait for the lock would be two switches for nothing.
+        // Often a packet that the program sends wakes this thread on the same processor in the
+        // middle of the call. To wait for the lock would be two switches for nothing.
         let free = self.device.try_lock();
         if free.is_none() && self.left < MOST_LEFT {
             self.left += 1;
@@ -284,7 +290,8 @@ impl<L: Listener> Application for Served<L> {
         progress.sleep_until(core.deadline().into_iter().chain(late).min())
     }
 
-    /// While the program polls, it finds the packets of local peers; in other sleeps they wake the thread.
+    /// While the program polls, it finds the packets of local peers; in other sleeps they wake the
+    /// thread.
     fn prepare_sleep(&mut self) -> bool {
         self.nap.is_some() || self.device.lock().fall_asleep()
     }
@@ -303,8 +310,8 @@ impl<L: Listener> Application for Served<L> {
 }
 
 impl Progress {
-    /// The thread leaves everything to the program, which polls: also deadlines, and without the lock. A program that
-    /// stops polling waits for the end of the nap once.
+    /// The thread leaves everything to the program, which polls: also deadlines, and without the
+    /// lock. A program that stops polling waits for the end of the nap once.
     fn nap_until(&self, until: Time) -> Turn {
         self.wakes_at.store(0, Ordering::Relaxed);
         self.napping.store(true, Ordering::Relaxed);

@@ -1,9 +1,10 @@
 //! When the exchanges of this machine's jobs may begin: transmission gates of the transport
 //! ([`nic::rates`]), as the plan in force says.
 //!
-//! A gate can do harm. A job whose iterations take longer than it said misses each time by a little, and would then wait
-//! for the rest of a period in every iteration. So the agent looks at how long exchanges wait, and drops the gate of a job
-//! that waits too long twice in a row; it says so, to its log and to the brain. The gate comes back with other times.
+//! A gate can do harm. A job whose iterations take longer than it said misses each time by a
+//! little, and would then wait for the rest of a period in every iteration. So the agent looks at
+//! how long exchanges wait, and drops the gate of a job that waits too long twice in a row; it says
+//! so, to its log and to the brain. The gate comes back with other times.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -60,8 +61,8 @@ impl Gates {
         Gates { table, timed: BTreeMap::new(), is_blind: false }
     }
 
-    /// Puts the times of a plan into force. A wire knows a packet's DSCP and not its port: where the shares of a DSCP differ
-    /// in their times, there is no gate.
+    /// Puts the times of a plan into force. A wire knows a packet's DSCP and not its port: where
+    /// the shares of a DSCP differ in their times, there is no gate.
     pub(super) fn apply(&mut self, shares: &[Share], name: impl Fn(JobId) -> String) {
         let mut wanted: BTreeMap<u8, Option<(JobId, Phase)>> = BTreeMap::new();
         for share in shares {
@@ -87,7 +88,8 @@ impl Gates {
         self.set();
     }
 
-    /// To be called once a second: follows the clock, and drops the gates of jobs that do not keep their cycle.
+    /// To be called once a second: follows the clock, and drops the gates of jobs that do not keep
+    /// their cycle.
     pub(super) fn check(&mut self) {
         self.table.follow_clock();
         self.mend();
@@ -246,7 +248,8 @@ mod tests {
     fn a_job_that_does_not_keep_its_cycle_loses_its_gate_until_its_times_change() {
         let mut lab = Lab::new("cycle");
         lab.apply(&[share(1, 1, 26, Some(PHASE))]);
-        // The first exchange may have waited for long, others a little: so many and no fewer are judged together.
+        // The first exchange may have waited for long, others a little: so many and no fewer are
+        // judged together.
         lab.judge(1, 199_000_000);
         lab.judge(JUDGED_EXCHANGES - 1, 14_000_000);
         assert!(lab.table.gate(26).is_some() && lab.gates.note().is_empty());

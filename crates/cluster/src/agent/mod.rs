@@ -1,13 +1,13 @@
-//! The daemon around [`parfait::agent::Agent`]: it follows whichever brain leads, makes what it must not forget durable,
-//! and has an [`Enforcer`] put plans into force.
+//! The daemon around [`parfait::agent::Agent`]: it follows whichever brain leads, makes what it
+//! must not forget durable, and has an [`Enforcer`] put plans into force.
 //!
 //! | module | what it holds |
 //! |---|---|
 //! | `state` | what must survive a restart |
 //! | `gates` | when exchanges of jobs may begin |
 //!
-//! When it starts, the plan of its file is in force before any brain is asked. When it ends, however it ends, the plan
-//! stays in force in the kernel.
+//! When it starts, the plan of its file is in force before any brain is asked. When it ends,
+//! however it ends, the plan stays in force in the kernel.
 
 mod gates;
 mod state;
@@ -45,7 +45,8 @@ const MEASURE_EVERY: Duration = Duration::from_secs(1);
 /// Between attempts to find the leader.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// The longest pause between attempts where connections end soon, as when two agents of one node displace each other.
+/// The longest pause between attempts where connections end soon, as when two agents of one node
+/// displace each other.
 const LONG_PAUSE: Duration = Duration::from_secs(5);
 
 /// A connection that lasted so long was a good one.
@@ -60,7 +61,8 @@ const SILENCE: Duration = Duration::from_secs(10);
 /// Replies on their way to the brain.
 const MAX_REPLIES: usize = 16;
 
-/// Units of weight in which queues are divided: fine enough that rounding costs less than 0.01 % of a port.
+/// Units of weight in which queues are divided: fine enough that rounding costs less than 0.01 % of
+/// a port.
 const WEIGHT_UNITS: u32 = 1 << 14;
 
 /// Largest frame that is counted on: Ethernet with jumbo frames.
@@ -172,7 +174,8 @@ struct Body {
     begun: Instant,
     /// Why something does not work, for people.
     note: String,
-    /// Plans without the right signature, and what was wrong with the last one if none with it came since.
+    /// Plans without the right signature, and what was wrong with the last one if none with it came
+    /// since.
     unsigned: u64,
     stranger: Option<String>,
 }
@@ -274,7 +277,8 @@ impl Body {
                     self.names = before;
                     let shares = self.agent.plan().to_vec();
                     let note = std::mem::take(&mut self.note);
-                    // What was in force before is in force, by the enforcer's promise; its own state is in doubt.
+                    // What was in force before is in force, by the enforcer's promise; its own
+                    // state is in doubt.
                     self.enforce(&shares);
                     self.note = note;
                 } else {
@@ -309,7 +313,8 @@ impl Body {
             let path = format!("/sys/class/net/{}/carrier", port.interface);
             match std::fs::read_to_string(path) {
                 Ok(text) => text.trim() == "0",
-                // An interface that is switched off has no carrier to read; one that is not shown may be in order.
+                // An interface that is switched off has no carrier to read; one that is not shown
+                // may be in order.
                 Err(error) => error.kind() == std::io::ErrorKind::InvalidInput,
             }
         };
@@ -365,7 +370,8 @@ async fn check_gates(gates: Arc<Mutex<Gates>>) {
 
 /// What each port is to guarantee. A share of nothing needs no queue.
 ///
-/// Jobs keep their queues as far as that is possible: one that changes its queue may have packets out of order.
+/// Jobs keep their queues as far as that is possible: one that changes its queue may have packets
+/// out of order.
 fn port_plans(
     config: &Config,
     shares: &[Share],
@@ -396,7 +402,8 @@ fn port_plans(
             weight_units: WEIGHT_UNITS,
             quantum_bytes: 64,
             frame_bytes: FRAME_BYTES,
-            // 32 ms of the port: senders that are paced by delay never fill it, and go-back-N does not pay for bursts.
+            // 32 ms of the port: senders that are paced by delay never fill it, and go-back-N does
+            // not pay for bursts.
             buffer_bytes: (port.rate_bps / 250).max(256 << 10),
         };
         let plan = Plan::new(own, config.scheme, &guarantees)
@@ -408,7 +415,8 @@ fn port_plans(
     Ok(plans)
 }
 
-/// Runs an agent until it is asked to end. `ready` hears how it began, and `local` gets what programs here may ask for.
+/// Runs an agent until it is asked to end. `ready` hears how it began, and `local` gets what
+/// programs here may ask for.
 ///
 /// # Errors
 /// When its state cannot be read or written, and the errors of `ready`.

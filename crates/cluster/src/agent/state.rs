@@ -1,13 +1,15 @@
-//! What an agent must not forget, in one file: its position, so that no command of a former leader is ever accepted, and
-//! the plan in force.
+//! What an agent must not forget, in one file: its position, so that no command of a former leader
+//! is ever accepted, and the plan in force.
 //!
-//! The file has a mark, the length and the CRC-32 of what follows, the message `AgentState`, and the agent's signature of
-//! that. It is replaced as a whole: written beside, made durable, renamed. So the lock that keeps a second agent away is
-//! that of another file, `PATH.lock`, which stays; the kernel gives it back when the agent ends, however it ends.
+//! The file has a mark, the length and the CRC-32 of what follows, the message `AgentState`, and
+//! the agent's signature of that. It is replaced as a whole: written beside, made durable, renamed.
+//! So the lock that keeps a second agent away is that of another file, `PATH.lock`, which stays;
+//! the kernel gives it back when the agent ends, however it ends.
 //!
-//! A position is believed only if it is signed with the token of now. Under another token, and in files of versions that
-//! signed nothing, a stranger may have set it, so it is forgotten: the plan stays in force until a brain that knows this
-//! token sends one. So an agent that was told an impossible term recovers, and a change of the token lets terms begin anew.
+//! A position is believed only if it is signed with the token of now. Under another token, and in
+//! files of versions that signed nothing, a stranger may have set it, so it is forgotten: the plan
+//! stays in force until a brain that knows this token sends one. So an agent that was told an
+//! impossible term recovers, and a change of the token lets terms begin anew.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -70,12 +72,12 @@ fn lock(path: &Path) -> Result<File, Error> {
 }
 
 impl StateFile {
-    /// The file of a node's agent, and what it has; nothing if there is none yet. With the state come names of jobs. What is
-    /// not signed with `key` has a plan and no position.
+    /// The file of a node's agent, and what it has; nothing if there is none yet. With the state
+    /// come names of jobs. What is not signed with `key` has a plan and no position.
     ///
     /// # Errors
-    /// When another agent uses it, or it is damaged, or of another node: an agent that forgets its position could follow a
-    /// former leader.
+    /// When another agent uses it, or it is damaged, or of another node: an agent that forgets its
+    /// position could follow a former leader.
     pub(super) fn open(
         path: &Path,
         node: &str,
@@ -324,7 +326,8 @@ mod tests {
             fs::write(&path, &wrong).expect("written");
             without_position(&open(&path, "host1").expect("whole").1);
         }
-        // As versions without signatures wrote it, after a stranger had given it the last of all terms.
+        // As versions without signatures wrote it, after a stranger had given it the last of all
+        // terms.
         let last = Position { term: u64::MAX, sequence: u64::MAX };
         let mut told = state_of(&whole);
         told.position = convert::position_message(last);

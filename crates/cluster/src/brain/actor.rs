@@ -1,7 +1,9 @@
-//! The one task that owns the state machine: what happened goes in through a channel, what is to be done goes out.
+//! The one task that owns the state machine: what happened goes in through a channel, what is to be
+//! done goes out.
 //!
-//! Claims of the lease run beside everything else, so a slow log does not lose the lease. Calls to the log run one after
-//! another, in a task of their own. All of them end with the actor: no claim takes the lease back that was resigned.
+//! Claims of the lease run beside everything else, so a slow log does not lose the lease. Calls to
+//! the log run one after another, in a task of their own. All of them end with the actor: no claim
+//! takes the lease back that was resigned.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -39,8 +41,8 @@ const VIEW_EVERY: Duration = Duration::from_millis(200);
 /// And so often while nothing does, since measurements and silences change by themselves.
 const VIEW_IDLE: Duration = Duration::from_secs(1);
 
-/// Who waits for a view gets one once so many times its cost have passed since the last one: views take at most a fifth of
-/// the actor's time, however many ask.
+/// Who waits for a view gets one once so many times its cost have passed since the last one: views
+/// take at most a fifth of the actor's time, however many ask.
 const VIEW_SPARE: u32 = 4;
 
 /// Larger topologies are shown so often.
@@ -142,7 +144,8 @@ impl<S: Store> Actor<S> {
         let Parts { machine, cluster, ground, switches, store, candidate, store_name, plan_key } =
             parts;
         let brain = Brain::new(machine, ground, &switches);
-        // The state machine has one call outstanding; an opening may follow one that is still under way.
+        // The state machine has one call outstanding; an opening may follow one that is still under
+        // way.
         let (log_calls, to_serve) = mpsc::channel(16);
         let (sender, stored) = mpsc::channel(16);
         let mut calls = JoinSet::new();
@@ -183,7 +186,8 @@ impl<S: Store> Actor<S> {
         }
     }
 
-    /// Nanoseconds since the actor began, and one second more: the state machine takes 0 for long ago.
+    /// Nanoseconds since the actor began, and one second more: the state machine takes 0 for long
+    /// ago.
     fn now_ns(&self) -> u64 {
         (self.begun.elapsed() + Duration::from_secs(1)).as_nanos() as u64
     }
@@ -212,7 +216,8 @@ impl<S: Store> Actor<S> {
             self.try_next();
             self.note_state();
             self.show();
-            // Claims that this turn began are tasks of the same thread as long as no other one takes them.
+            // Claims that this turn began are tasks of the same thread as long as no other one
+            // takes them.
             tokio::task::yield_now().await;
         }
     }
@@ -274,7 +279,8 @@ impl<S: Store> Actor<S> {
         }
     }
 
-    /// Reports a call of the store that failed, with the store's reason; of signatures also what to do.
+    /// Reports a call of the store that failed, with the store's reason; of signatures also what to
+    /// do.
     fn report_failure(&self, what: &str, error: &StorageError) {
         let reason = self.store.report().last_failure;
         match (error, reason) {
@@ -418,8 +424,9 @@ impl<S: Store> Actor<S> {
         }
     }
 
-    /// Notes ports without a carrier. A link that an agent said is down, or none says any more, is an outage or the end of
-    /// one after a while. A link that no agent said is down is left to people.
+    /// Notes ports without a carrier. A link that an agent said is down, or none says any more, is
+    /// an outage or the end of one after a while. A link that no agent said is down is left to
+    /// people.
     fn links(&mut self, node: NodeId, down: &BTreeSet<u8>, now_ns: u64) {
         let Some(book) = self.leading_book() else { return };
         let known: BTreeSet<LinkId> = book.outage().links().collect();
@@ -444,7 +451,8 @@ impl<S: Store> Actor<S> {
         }
     }
 
-    /// A link is not as it is known to be: once it has been so for long enough, that is an outage, or the end of one.
+    /// A link is not as it is known to be: once it has been so for long enough, that is an outage,
+    /// or the end of one.
     fn settle(&mut self, node: NodeId, link: LinkId, is_down: bool, now_ns: u64) {
         let since = *self.unsettled.entry(link).or_insert_with(Instant::now);
         if since.elapsed() < SETTLES {
@@ -591,7 +599,8 @@ impl<S: Store> Actor<S> {
                 log::line(&text);
                 self.events.note("leading", None, text);
                 self.note_unknown_parts();
-                // Carriers that agents saw go under another leader are back when agents no longer say that they are gone.
+                // Carriers that agents saw go under another leader are back when agents no longer
+                // say that they are gone.
                 let lost =
                     self.brain.book().into_iter().flat_map(|(book, _)| book.outage().carriers());
                 self.reported = lost.map(|link| (link, BTreeSet::new())).collect();
@@ -695,7 +704,8 @@ fn reservable_bps(rate_bps: u64, ppm: u32) -> u64 {
     (u128::from(rate_bps) * u128::from(ppm) / 1_000_000) as u64
 }
 
-/// Where the ports of a node's agent are not those of the topology. An agent that names none is of an older version.
+/// Where the ports of a node's agent are not those of the topology. An agent that names none is of
+/// an older version.
 fn port_faults(cluster: &Cluster, node: NodeId, named: &[proto::Port]) -> Vec<String> {
     if named.is_empty() {
         return Vec::new();

@@ -66,7 +66,8 @@ pub(super) struct Handle {
     pub(super) cluster: Arc<Cluster>,
 }
 
-/// Names the leader, if another brain is known to be it. What was known last may be this brain itself.
+/// Names the leader, if another brain is known to be it. What was known last may be this brain
+/// itself.
 fn not_leading(brain: &BrainView) -> Status {
     let Some(leader) = brain.leader.as_ref().filter(|leader| **leader != brain.address) else {
         return Status::failed_precondition(format!(
@@ -217,7 +218,8 @@ fn event_message(event: &ClusterEvent) -> proto::Event {
     proto::Event { number, unix_ms, kind, job, text }
 }
 
-/// At most so many bytes of what a caller says, as a single line that a terminal shows and does not obey.
+/// At most so many bytes of what a caller says, as a single line that a terminal shows and does not
+/// obey.
 fn cut(text: &str, bytes: usize) -> String {
     let mut text = one_line(text).into_owned();
     let end = (0..=bytes.min(text.len())).rev().find(|end| text.is_char_boundary(*end));

@@ -1,4 +1,5 @@
-//! A brain without a network: the state machine in its actor, over a store, and what others ask it with.
+//! A brain without a network: the state machine in its actor, over a store, and what others ask it
+//! with.
 //!
 //! The daemon puts gRPC around it. Tests drive it as it is, and kill it by dropping its future.
 
@@ -43,8 +44,8 @@ impl Core {
         (core, Actor::new(parts, receiver, sender, events).run())
     }
 
-    /// Asks for a change. `None` when it has too much to do, stopped, or gave up leading: the request may or may not be
-    /// carried out, and may be sent again.
+    /// Asks for a change. `None` when it has too much to do, stopped, or gave up leading: the
+    /// request may or may not be carried out, and may be sent again.
     pub async fn ask(&self, request: Request) -> Option<Result<Outcome, Denial>> {
         let (answer, answered) = oneshot::channel();
         self.inputs.try_send(Input::Ask { request, answer }).ok()?;

@@ -5,8 +5,8 @@
 //! | `/kubernetes/filter` | which nodes a pod may have: those where the brain placed its job |
 //! | `/kubernetes/prioritize` | which of them it should have |
 //!
-//! A job that is not known is submitted when its first pod comes. It is released with `dquant job cancel`: nobody tells an
-//! extender that pods are gone.
+//! A job that is not known is submitted when its first pod comes. It is released with
+//! `dquant job cancel`: nobody tells an extender that pods are gone.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -40,7 +40,8 @@ impl Asking {
         receiver.blocking_recv().map_err(|_| gone())
     }
 
-    /// Where the job of a pod is, if there is one of its name. It has to be the pod's: one that came this way, and the same.
+    /// Where the job of a pod is, if there is one of its name. It has to be the pod's: one that
+    /// came this way, and the same.
     fn placed(&self, wanted: &Wanted) -> Result<Option<State>, HookError> {
         let name = wanted.name.clone();
         let found = self.tell(|answer| Input::Find { name, answer })?;

@@ -1,4 +1,5 @@
-//! The daemon around [`parfait::brain::Brain`]: it gives the state machine a clock, a store, agents and clients.
+//! The daemon around [`parfait::brain::Brain`]: it gives the state machine a clock, a store, agents
+//! and clients.
 //!
 //! | module | what it holds |
 //! |---|---|
@@ -78,7 +79,8 @@ const STORAGE_TIMEOUT: Duration = Duration::from_secs(3);
 /// Bytes of the log after which a snapshot is made.
 const SNAPSHOT_BYTES: u64 = 1 << 20;
 
-/// Iterations of the search for a placement: what the tables of docs/parfait-placement.md were measured with.
+/// Iterations of the search for a placement: what the tables of docs/parfait-placement.md were
+/// measured with.
 pub const ITERATIONS: u32 = 600;
 
 /// How often an idle connection is probed.
@@ -90,8 +92,8 @@ const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 pub struct Config {
     /// Where it listens.
     pub listen: SocketAddr,
-    /// Where clients and agents reach it, as `HOST:PORT`. Without it, where it listens, or the machine's name if that is
-    /// every address.
+    /// Where clients and agents reach it, as `HOST:PORT`. Without it, where it listens, or the
+    /// machine's name if that is every address.
     pub address: Option<String>,
     /// What follows from the cluster's token: callers have to prove that they know it.
     pub keys: Keys,
@@ -165,7 +167,8 @@ fn nodes_named(topology: &Topology, names: &[String]) -> Result<Vec<NodeId>, Err
     names.iter().map(named).collect()
 }
 
-/// Where others reach a brain that listens there. All addresses of a machine are none for others: its name stands for them.
+/// Where others reach a brain that listens there. All addresses of a machine are none for others:
+/// its name stands for them.
 fn reached_at(listen: SocketAddr) -> String {
     match listen.ip().is_unspecified() {
         true => {
@@ -252,7 +255,8 @@ pub fn run<S: Store, E: From<Error>>(
     served
 }
 
-/// Admits callers that have proven to know the token; behind TLS, the admitted caller is inside of what TLS says.
+/// Admits callers that have proven to know the token; behind TLS, the admitted caller is inside of
+/// what TLS says.
 #[derive(Clone)]
 struct Check(CheckProof);
 

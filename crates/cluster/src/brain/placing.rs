@@ -1,7 +1,9 @@
-//! Trials: where a job would go. They change nothing and may take long, so they run beside the actor, one after another.
+//! Trials: where a job would go. They change nothing and may take long, so they run beside the
+//! actor, one after another.
 //!
-//! Each caller has a share: addresses take turns, and so do the callers of each. An address has at most [`MAX_OF_ADDRESS`]
-//! that wait, whatever names its callers give themselves, and a caller [`MAX_OF_CALLER`]. Who is gone when its turn comes is left out.
+//! Each caller has a share: addresses take turns, and so do the callers of each. An address has at
+//! most [`MAX_OF_ADDRESS`] that wait, whatever names its callers give themselves, and a caller
+//! [`MAX_OF_CALLER`]. Who is gone when its turn comes is left out.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
@@ -19,7 +21,8 @@ use crate::proto;
 /// Trials of one caller that wait; more are refused.
 pub(super) const MAX_OF_CALLER: usize = 8;
 
-/// Trials of one address that wait: all of them together take less than a caller waits for an answer.
+/// Trials of one address that wait: all of them together take less than a caller waits for an
+/// answer.
 pub(super) const MAX_OF_ADDRESS: usize = 32;
 
 /// Trials of all callers that wait.
@@ -28,7 +31,8 @@ pub(super) const MAX_WAITING: usize = 256;
 /// Who asks: an address, and the owner that it says. Many users may share an address.
 pub(super) type Caller = (Option<IpAddr>, String);
 
-/// What becomes of a trial: where a job would go or why nowhere, and the entry of the log since which that holds.
+/// What becomes of a trial: where a job would go or why nowhere, and the entry of the log since
+/// which that holds.
 pub(super) type Placed = Result<(Result<proto::Held, Refused>, u64), NoTrial>;
 
 /// Why a trial is not made.
@@ -74,7 +78,8 @@ impl Placing {
         Placing { waiting, last, last_owners, running, memory: Memory::new(), abandoned }
     }
 
-    /// Has a trial wait for its turn. Returns whether it does: where as many wait as may, it is refused.
+    /// Has a trial wait for its turn. Returns whether it does: where as many wait as may, it is
+    /// refused.
     pub(super) fn push(&mut self, caller: Caller, trial: Waiting) -> bool {
         self.forget_abandoned();
         let own = self.waiting.get(&caller).map_or(0, VecDeque::len);

@@ -1,4 +1,5 @@
-//! A brain's daemon over a store in memory, with callers and agents that are hostile, slow or wrong.
+//! A brain's daemon over a store in memory, with callers and agents that are hostile, slow or
+//! wrong.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -49,7 +50,8 @@ const LEASE: Duration = Duration::from_secs(2);
 /// Longer than anything here takes.
 const PATIENCE: Duration = Duration::from_secs(8);
 
-/// A log in memory. Its lease goes to another brain, or its writes take for ever, when the test says so.
+/// A log in memory. Its lease goes to another brain, or its writes take for ever, when the test
+/// says so.
 #[derive(Default)]
 struct Memory {
     image: Mutex<Image>,
@@ -364,7 +366,8 @@ fn ports_that_the_topology_does_not_have_are_an_alarm_at_once() {
         assert!(alarm.hint.contains("--port"), "{}", alarm.hint);
         alarms("the agent of 'host0' has no port 1, which leads to 'leaf0'").await;
         assert_eq!(brain.event_count("alarm"), 2);
-        // It comes again with its right port, and with one that carries less than the topology says.
+        // It comes again with its right port, and with one that carries less than the topology
+        // says.
         let (agent, _commands) = {
             brain.tell(Input::Detached { node: agent.node, number: agent.number }).await;
             brain.attach_with("host0", 2, &[(1, rate)]).await
@@ -766,7 +769,8 @@ fn a_flood_of_questions_does_not_cost_the_lease() {
         tokio::time::sleep(LEASE * 3).await;
         let Counts { placed, busy, lost } = &*counts;
         let [placed, busy, lost] = [placed, busy, lost].map(|count| count.load(Ordering::SeqCst));
-        // More came than there is room for, all the time: trials and refusals alike must not keep the lease waiting.
+        // More came than there is room for, all the time: trials and refusals alike must not keep
+        // the lease waiting.
         assert!(placed > 0 && busy > MAX_INPUTS, "{placed} placed, {busy} refused");
         assert_eq!(lost, 0, "it leads all the time");
         assert_eq!(brain.event_count("leading"), 1);

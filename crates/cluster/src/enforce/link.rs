@@ -1,5 +1,5 @@
-//! Whether an interface is there and switched on: asked when an agent starts, so that a name that is wrong does not wait for
-//! the first plan.
+//! Whether an interface is there and switched on: asked when an agent starts, so that a name that
+//! is wrong does not wait for the first plan.
 
 use nic::netlink::{Failure, Request, Socket, u32_at};
 use rustix::io::Errno;

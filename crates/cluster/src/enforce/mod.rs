@@ -1,6 +1,7 @@
 //! What makes the ports of this machine keep a plan.
 //!
-//! An [`Enforcer`] takes whole plans, so that applying one again changes nothing and a restart needs no history.
+//! An [`Enforcer`] takes whole plans, so that applying one again changes nothing and a restart
+//! needs no history.
 //!
 //! | module | what keeps a plan |
 //! |---|---|

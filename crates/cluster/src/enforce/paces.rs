@@ -1,8 +1,9 @@
-//! Paces of what this machine sends, kept by the senders themselves: the table that every wire of the transport reads
-//! ([`nic::rates`]), also where packets pass no queue of the kernel, as over AF_XDP.
+//! Paces of what this machine sends, kept by the senders themselves: the table that every wire of
+//! the transport reads ([`nic::rates`]), also where packets pass no queue of the kernel, as over
+//! AF_XDP.
 //!
-//! A wire knows the DSCP of a packet and not its port. So a job has one pace for its machine: the sum of its paces at the ports,
-//! or none where one of them lets it send what it can.
+//! A wire knows the DSCP of a packet and not its port. So a job has one pace for its machine: the
+//! sum of its paces at the ports, or none where one of them lets it send what it can.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -65,7 +66,8 @@ impl Enforcer for Paces {
         Ok(())
     }
 
-    /// Packets that wait have not left their queue pairs, so none are dropped and none are counted as waiting.
+    /// Packets that wait have not left their queue pairs, so none are dropped and none are counted
+    /// as waiting.
     fn sent(&mut self) -> Result<Vec<Sent>, EnforceError> {
         let sent = |(job, member): (&JobId, &Member)| {
             let bytes = self.table.sent_bytes(member.dscp);
@@ -82,8 +84,8 @@ impl Enforcer for Paces {
     }
 }
 
-/// Paces beside queues that are too few for all jobs: what the queues do not assure, senders keep. The use by job is what
-/// senders count.
+/// Paces beside queues that are too few for all jobs: what the queues do not assure, senders keep.
+/// The use by job is what senders count.
 #[derive(Debug)]
 pub struct WithPaces<E> {
     queues: E,

@@ -1,20 +1,23 @@
 //! The store in one file, for the brains of one machine.
 //!
-//! The file is a redb database with three tables: `meta` (the format and the last term), `snapshot`, and `log`, whose
-//! records are under the number of bytes before them. Snapshot and records are signed. Each call is one durable
-//! transaction, so a process may be killed at any instant.
+//! The file is a redb database with three tables: `meta` (the format and the last term),
+//! `snapshot`, and `log`, whose records are under the number of bytes before them. Snapshot and
+//! records are signed. Each call is one durable transaction, so a process may be killed at any
+//! instant.
 //!
-//! **The lease** is the lock of the file, which the kernel takes back when a process ends, however it ends. Who gets it
-//! raises the term, durably. The others are told who has it by a second file, `PATH.holder`; they never depend on what it
-//! says. After a failed write the file is closed and with it the lease given up: the next claim opens it again, in a new
-//! term, and finds what is really there.
+//! **The lease** is the lock of the file, which the kernel takes back when a process ends, however
+//! it ends. Who gets it raises the term, durably. The others are told who has it by a second file,
+//! `PATH.holder`; they never depend on what it says. After a failed write the file is closed and
+//! with it the lease given up: the next claim opens it again, in a new term, and finds what is
+//! really there.
 //!
-//! The file has mode 0600: a user who may read a file may lock it. A file that was removed or replaced while a brain had it is
-//! not that brain's any more, whatever lock it holds: another brain may lead with the file that is at the path now. So the
-//! path is compared with the open file before each write and each renewal, and a file that was there and is missing is
-//! not made anew.
+//! The file has mode 0600: a user who may read a file may lock it. A file that was removed or
+//! replaced while a brain had it is not that brain's any more, whatever lock it holds: another
+//! brain may lead with the file that is at the path now. So the path is compared with the open file
+//! before each write and each renewal, and a file that was there and is missing is not made anew.
 //!
-//! A new file is made under another name and moved to its place when it is whole, so `PATH` never is half a database.
+//! A new file is made under another name and moved to its place when it is whole, so `PATH` never
+//! is half a database.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
@@ -80,10 +83,12 @@ struct Log {
 }
 
 impl FileStore {
-    /// The store in that file, which is made when the first brain claims the lease, if it does not exist.
+    /// The store in that file, which is made when the first brain claims the lease, if it does not
+    /// exist.
     ///
     /// # Errors
-    /// When the file is of another format, none of a brain, not signed with these keys, damaged, or cannot be opened.
+    /// When the file is of another format, none of a brain, not signed with these keys, damaged, or
+    /// cannot be opened.
     pub fn new(path: &Path, keys: &Keys) -> Result<FileStore, SetupError> {
         let shared = Shared {
             path: path.to_path_buf(),
@@ -106,7 +111,8 @@ impl FileStore {
         }
     }
 
-    /// Signs the log in that file anew: one without signatures, or one that was signed with `old` keys. All of it or nothing.
+    /// Signs the log in that file anew: one without signatures, or one that was signed with `old`
+    /// keys. All of it or nothing.
     ///
     /// # Errors
     /// When the file cannot be opened, a brain uses it, or it is signed with other keys.

@@ -1,12 +1,14 @@
 //! Where brains keep their lease and their log.
 //!
-//! All brains of a cluster share one store. The rules that make two brains harmless are the store's to keep:
+//! All brains of a cluster share one store. The rules that make two brains harmless are the store's
+//! to keep:
 //!
-//! - S1: at most one brain has the lease, and each taking of it has a higher *term* than all before.
-//! - S2: once [`open`](Store::open) has succeeded, nothing that was sent under an earlier opening, of whatever brain, is
-//!   ever written, however late it arrives.
-//! - S3: what [`append`](Store::append) or [`snapshot`](Store::snapshot) confirmed is durable, and every later opening
-//!   returns it. What they did not confirm is there as a whole or not at all.
+//! - S1: at most one brain has the lease, and each taking of it has a higher *term* than all
+//!   before.
+//! - S2: once [`open`](Store::open) has succeeded, nothing that was sent under an earlier opening,
+//!   of whatever brain, is ever written, however late it arrives.
+//! - S3: what [`append`](Store::append) or [`snapshot`](Store::snapshot) confirmed is durable, and
+//!   every later opening returns it. What they did not confirm is there as a whole or not at all.
 //!
 //! No rule rests on a clock of this machine.
 //!
@@ -53,8 +55,8 @@ pub struct Holder {
 
 /// A brain's access to the store; see the module's text. Each brain has its own.
 ///
-/// Calls may be made at the same time; those for the log are made one after another. After an error of the log, it has to
-/// be opened again.
+/// Calls may be made at the same time; those for the log are made one after another. After an error
+/// of the log, it has to be opened again.
 pub trait Store: Send + Sync + 'static {
     /// Takes the lease if it is free, keeps it if it is the candidate's, and says who has it.
     ///
@@ -74,8 +76,9 @@ pub trait Store: Send + Sync + 'static {
         candidate: &Candidate,
     ) -> impl Future<Output = Result<(), StorageError>> + Send;
 
-    /// Opens the log for the holder of the lease with that term, and shuts out every opening before. `opening` names it
-    /// in later calls; it is higher than that of any opening before by this brain.
+    /// Opens the log for the holder of the lease with that term, and shuts out every opening
+    /// before. `opening` names it in later calls; it is higher than that of any opening before by
+    /// this brain.
     ///
     /// # Errors
     /// `Fenced` when the lease is not of this term, or a higher opening came before.
@@ -85,11 +88,12 @@ pub trait Store: Send + Sync + 'static {
         opening: u64,
     ) -> impl Future<Output = Result<Image, StorageError>> + Send;
 
-    /// Writes a record behind the first `at` bytes of the log, durably; whatever was behind them is gone.
+    /// Writes a record behind the first `at` bytes of the log, durably; whatever was behind them is
+    /// gone.
     ///
     /// # Errors
-    /// `Fenced` when the log was opened again since, or the lease has another term; nothing is written then. `Unavailable`
-    /// also when the log has fewer than `at` bytes.
+    /// `Fenced` when the log was opened again since, or the lease has another term; nothing is
+    /// written then. `Unavailable` also when the log has fewer than `at` bytes.
     fn append(
         &self,
         opening: u64,

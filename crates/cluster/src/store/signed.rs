@@ -1,8 +1,9 @@
 //! Signatures of what stores hold, so that nobody who writes there without the token is believed.
 //!
-//! A value is its signature and its bytes. The records of a log are a chain: the signature of each covers that of the one
-//! before, and that of the first covers the snapshot's. So a record can be removed from the end, or snapshot and log be
-//! replaced together by older ones; nothing else goes unnoticed.
+//! A value is its signature and its bytes. The records of a log are a chain: the signature of each
+//! covers that of the one before, and that of the first covers the snapshot's. So a record can be
+//! removed from the end, or snapshot and log be replaced together by older ones; nothing else goes
+//! unnoticed.
 
 use parfait::brain::{Image, StorageError};
 
@@ -24,7 +25,8 @@ impl Signer {
         Signer { leader, log, place: place.to_owned() }
     }
 
-    /// What is signed: a snapshot, or the record at that byte of the log behind what `before` signs.
+    /// What is signed: a snapshot, or the record at that byte of the log behind what `before`
+    /// signs.
     fn parts<'p>(&'p self, place: &'p Place, bytes: &'p [u8]) -> [&'p [u8]; 5] {
         let store = self.place.as_bytes();
         match place {

@@ -1,7 +1,7 @@
 //! From a request to its response: which paths there are, and what they serve.
 //!
-//! The order of the checks: how often the client asks, where the request comes from (both in the kit,
-//! `service::http`), the token, the path, its method.
+//! The order of the checks: how often the client asks, where the request comes from (both in the
+//! kit, `service::http`), the token, the path, its method.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -21,7 +21,8 @@ use tokio::time::timeout;
 use super::events::Position;
 use super::{HookError, MAX_BODY_BYTES, Site, metrics};
 
-/// The page: everything in one file. `NONCE` stands for the number that its style and its script have to carry.
+/// The page: everything in one file. `NONCE` stands for the number that its style and its script
+/// have to carry.
 const PAGE: &str = include_str!("page.html");
 
 /// Silence after which a subscriber hears that the connection stands.
@@ -90,7 +91,8 @@ fn page(site: &Site) -> Reply {
     reply
 }
 
-/// Whether the brain serves. With `?leading`, only the leader is healthy: for a balancer that looks for it.
+/// Whether the brain serves. With `?leading`, only the leader is healthy: for a balancer that looks
+/// for it.
 fn health(site: &Site, request: &Request<Incoming>) -> Reply {
     let view = &site.newest.get().view;
     let state = view.brain.state.as_str();
@@ -171,7 +173,8 @@ fn events(
     Ok(reply)
 }
 
-/// Sends events until the client goes. A client that reads slowly is waited for; what it misses, it is told.
+/// Sends events until the client goes. A client that reads slowly is waited for; what it misses, it
+/// is told.
 async fn feed(site: &Site, mut sender: Sender<Bytes>, mut position: Option<Position>) {
     let mut news = site.events.subscribe();
     // At once, so that the client knows that it is connected.

@@ -1,8 +1,9 @@
 //! The newest events of the cluster, and how a subscriber reads on where it stopped.
 //!
-//! The log is a ring of [`MAX_EVENTS`] events; writers never wait for readers. A subscriber reads by position and is
-//! told when events it has not seen are gone. Numbers of [`ClusterEvent`]s begin anew when another brain leads, so the
-//! positions that subscribers see also name the series: `SERIES-NUMBER`.
+//! The log is a ring of [`MAX_EVENTS`] events; writers never wait for readers. A subscriber reads
+//! by position and is told when events it has not seen are gone. Numbers of [`ClusterEvent`]s begin
+//! anew when another brain leads, so the positions that subscribers see also name the series:
+//! `SERIES-NUMBER`.
 
 use std::collections::VecDeque;
 use std::fmt::Write;
@@ -52,13 +53,15 @@ impl Position {
 }
 
 impl EventLog {
-    /// An empty log. `series` tells it from that of an earlier process: the time or a random number.
+    /// An empty log. `series` tells it from that of an earlier process: the time or a random
+    /// number.
     pub fn new(series: u64) -> EventLog {
         let ring = Ring { events: VecDeque::new(), series };
         EventLog { ring: Mutex::new(ring), news: watch::Sender::new(()) }
     }
 
-    /// Adds an event. One whose number is not above the last begins a new series, and the old events go.
+    /// Adds an event. One whose number is not above the last begins a new series, and the old
+    /// events go.
     pub fn push(&self, mut event: ClusterEvent) {
         let cut = event.text.floor_char_boundary(MAX_TEXT_BYTES);
         event.text.truncate(cut);
@@ -92,7 +95,8 @@ impl EventLog {
         ring.events.iter().skip(from).take(most).cloned().collect()
     }
 
-    /// The next events after `position`, as server-sent events, and the position behind them. Empty if there are none.
+    /// The next events after `position`, as server-sent events, and the position behind them. Empty
+    /// if there are none.
     pub(super) fn after(&self, position: Option<Position>) -> (String, Option<Position>) {
         let ring = self.ring();
         let mut text = String::new();

@@ -1,7 +1,7 @@
 //! What each link carried and had reserved in the last ten minutes.
 //!
-//! Memory has a bound: [`MAX_BYTES`] for all links. A cluster with so many links that a sample per second would take
-//! more is sampled less often; the ten minutes stay.
+//! Memory has a bound: [`MAX_BYTES`] for all links. A cluster with so many links that a sample per
+//! second would take more is sampled less often; the ten minutes stay.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -19,7 +19,8 @@ const MAX_SAMPLES: usize = SPAN.as_secs() as usize;
 /// Fewest samples of a link.
 const MIN_SAMPLES: usize = 20;
 
-/// Memory of all samples. 600 samples of 13,981 links fit: a fat-tree of 1,024 hosts (k = 16) has 6,144.
+/// Memory of all samples. 600 samples of 13,981 links fit: a fat-tree of 1,024 hosts (k = 16) has
+/// 6,144.
 pub const MAX_BYTES: usize = 64 << 20;
 
 /// Most links that have a history; of a larger cluster the first ones have.

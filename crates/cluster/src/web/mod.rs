@@ -1,4 +1,5 @@
-//! The brain's HTTP server: the page, the view and its history as JSON, events, metrics, and paths that others add.
+//! The brain's HTTP server: the page, the view and its history as JSON, events, metrics, and paths
+//! that others add.
 //!
 //! | path | what it serves |
 //! |---|---|
@@ -10,12 +11,13 @@
 //! | `/metrics` | the same as OpenMetrics, or as Prometheus' text format |
 //! | paths of [`Options::hooks`] | what others answer to a POST: Kubernetes' scheduler asks there |
 //!
-//! Everything but the page and the health needs the token, if there is one: `Authorization: Bearer TOKEN`, or the basic
-//! scheme with the token as password. Nothing here changes the cluster.
+//! Everything but the page and the health needs the token, if there is one:
+//! `Authorization: Bearer TOKEN`, or the basic scheme with the token as password. Nothing here
+//! changes the cluster.
 //!
-//! The server has a thread of its own with a low priority, and reads what the brain publishes: the brain never waits for
-//! it. What clients may do is bounded as on every web server of a daemon, by [`service::http`]. A view is written as
-//! JSON once per change.
+//! The server has a thread of its own with a low priority, and reads what the brain publishes: the
+//! brain never waits for it. What clients may do is bounded as on every web server of a daemon, by
+//! [`service::http`]. A view is written as JSON once per change.
 
 mod answers;
 mod counters;
@@ -64,7 +66,8 @@ const STALE: Duration = Duration::from_secs(5);
 /// Steps of the history that are filled at once: all that there are.
 const MAX_MISSED: u32 = 600;
 
-/// How much the server's thread gives way to the brain's: the niceness of Linux, for this thread only.
+/// How much the server's thread gives way to the brain's: the niceness of Linux, for this thread
+/// only.
 const NICENESS: i32 = 10;
 
 /// Answers a POST: from the body, which is JSON, to the response, which is JSON as well.
@@ -267,8 +270,8 @@ async fn serve(site: Arc<Site>, listener: TcpListener, stopped: oneshot::Receive
     }
 }
 
-/// Takes a sample of all links at each step. Of steps that were missed because the machine had no time, a few get the next
-/// sample, and many are gaps.
+/// Takes a sample of all links at each step. Of steps that were missed because the machine had no
+/// time, a few get the next sample, and many are gaps.
 async fn sample(site: &Site) {
     let mut ticks = interval(Duration::from_secs(1));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);

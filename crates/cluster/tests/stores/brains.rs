@@ -1,5 +1,5 @@
-//! Brains as the daemon runs them, over a store, without a network and without agents. A brain is killed by dropping it with
-//! all it waits for, at any instant.
+//! Brains as the daemon runs them, over a store, without a network and without agents. A brain is
+//! killed by dropping it with all it waits for, at any instant.
 
 use std::sync::Arc;
 use std::time::Duration;

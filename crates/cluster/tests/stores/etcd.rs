@@ -229,7 +229,8 @@ async fn tls_is_spoken_with_certificates() {
     assert_eq!(refused, Err(StorageError::Unavailable), "it shows no certificate");
 }
 
-/// A user with a password. A member that was restarted knows no tokens, so the store asks for a new one.
+/// A user with a password. A member that was restarted knows no tokens, so the store asks for a new
+/// one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_user_logs_in_again_when_its_token_is_unknown() {
     let Some(members) = Members::start(1, &[]).await else { return };

@@ -1,4 +1,5 @@
-//! The store in a file: its rules, files that are refused, writers that are killed, and disks that are full.
+//! The store in a file: its rules, files that are refused, writers that are killed, and disks that
+//! are full.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Lines, Write};
@@ -162,7 +163,8 @@ fn another_format_is_refused_by_name() {
     }
 }
 
-/// Each byte of the file in turn: what is there afterwards is what was written, or the file is refused.
+/// Each byte of the file in turn: what is there afterwards is what was written, or the file is
+/// refused.
 #[tokio::test]
 async fn damage_is_found_or_harmless() {
     let folder = Folder::new();
@@ -309,7 +311,8 @@ impl Said {
     }
 }
 
-/// Whatever instant a writer is killed at, what it confirmed is there, and nothing is there in parts.
+/// Whatever instant a writer is killed at, what it confirmed is there, and nothing is there in
+/// parts.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_writer_loses_nothing() {
     let kills = std::env::var("DQUANT_KILLS").map_or(40, |text| text.parse().expect("a number"));

@@ -6,8 +6,8 @@
 //! - H2: each answer is what the replay of the log gives for its entry;
 //! - H3: an entry is not before that of a request which was answered before this one was sent.
 //!
-//! H1 to H3 make the log's order a linearisation: one of all requests that keeps the order of those that did not
-//! overlap, with the same answers.
+//! H1 to H3 make the log's order a linearisation: one of all requests that keeps the order of those
+//! that did not overlap, with the same answers.
 
 use std::collections::HashMap;
 use std::fmt::Debug;

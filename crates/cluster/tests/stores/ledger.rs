@@ -1,4 +1,5 @@
-//! The ledger in etcd under load while brains and members of etcd are killed, and a check of all that clients saw.
+//! The ledger in etcd under load while brains and members of etcd are killed, and a check of all
+//! that clients saw.
 //!
 //! ```console
 //! $ cargo test --release -p cluster --test stores -- ledger::a_long_storm --ignored --exact --nocapture
@@ -174,7 +175,8 @@ async fn written(members: &Members) -> Vec<Event> {
     }
 }
 
-/// The batches of the log, and how often the lease was taken. Each was written while its leader had the lease.
+/// The batches of the log, and how often the lease was taken. Each was written while its leader had
+/// the lease.
 fn batches(events: &[Event]) -> (Vec<Batch>, usize) {
     let (mut batches, mut leader, mut leaders) = (Vec::new(), None, 0);
     for event in events {

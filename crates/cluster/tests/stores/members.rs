@@ -1,4 +1,5 @@
-//! Members of an etcd cluster: real processes with state of their own, which can be killed and started again.
+//! Members of an etcd cluster: real processes with state of their own, which can be killed and
+//! started again.
 
 use std::fs::File;
 use std::net::TcpListener;
@@ -45,7 +46,8 @@ pub(crate) struct Members {
     scratch: Scratch,
 }
 
-/// A port that is free now. Ports below those that the kernel gives to connections stay free while a member is dead.
+/// A port that is free now. Ports below those that the kernel gives to connections stay free while
+/// a member is dead.
 fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let first = std::process::id() as u16;

@@ -1,4 +1,5 @@
-//! Stores into which somebody writes without the token, logs without signatures, and a token that changes.
+//! Stores into which somebody writes without the token, logs without signatures, and a token that
+//! changes.
 
 use std::path::{Path, PathBuf};
 
@@ -43,7 +44,8 @@ async fn read(store: &impl Store) -> Result<Image, StorageError> {
     store.open(term, 1).await
 }
 
-/// Makes what a store has unreadable, or as it was before a change, or replaces it by what somebody else has signed.
+/// Makes what a store has unreadable, or as it was before a change, or replaces it by what somebody
+/// else has signed.
 struct Forgery {
     what: &'static str,
     /// Changes the value of the snapshot, and of each record by where it begins; `None` removes it.

@@ -1,4 +1,5 @@
-//! What the commands of a cluster share: where its brains are, certificates, and the runtime of short calls.
+//! What the commands of a cluster share: where its brains are, certificates, and the runtime of
+//! short calls.
 
 use std::path::PathBuf;
 
@@ -15,7 +16,8 @@ use crate::exit::CliError;
 pub(super) struct TlsArgs {
     /// Authority that signed the other side's certificate, as PEM
     ///
-    /// Agents and commands speak TLS if it is given; a brain asks all callers for certificates of it.
+    /// Agents and commands speak TLS if it is given; a brain asks all callers for certificates of
+    /// it.
     #[arg(long, value_name = "FILE")]
     tls_ca: Option<PathBuf>,
 

@@ -1,9 +1,9 @@
 //! Output of a command: results on stdout, narration on stderr.
 //!
-//! A result is a [`Report`]: one value with both its text for people and its JSON for programs, so the two cannot
-//! differ. Whatever text of others is in it, a terminal finds nothing to obey ([`service::text`]). Colour appears on a
-//! terminal only, and `NO_COLOR` and `CLICOLOR_FORCE` are honoured. A reader that closes the pipe ends the command quietly
-//! ([`CliError::PipeClosed`]).
+//! A result is a [`Report`]: one value with both its text for people and its JSON for programs, so
+//! the two cannot differ. Whatever text of others is in it, a terminal finds nothing to obey
+//! ([`service::text`]). Colour appears on a terminal only, and `NO_COLOR` and `CLICOLOR_FORCE` are
+//! honoured. A reader that closes the pipe ends the command quietly ([`CliError::PipeClosed`]).
 
 use std::env;
 use std::fmt::Display;
@@ -16,7 +16,8 @@ use crate::exit::CliError;
 
 /// A result: `Display` is what people read, `Serialize` what programs read.
 pub trait Report: Display + Serialize {
-    /// Name and version of the JSON object. The version rises when a field changes its meaning or is removed.
+    /// Name and version of the JSON object. The version rises when a field changes its meaning or
+    /// is removed.
     const SCHEMA: &'static str;
 }
 
@@ -67,8 +68,8 @@ impl Console {
         self.line(&text::json(&json))
     }
 
-    /// Rows of the terminal that results go to, without the last one, where the cursor rests; `None` where they go
-    /// elsewhere, or are JSON.
+    /// Rows of the terminal that results go to, without the last one, where the cursor rests;
+    /// `None` where they go elsewhere, or are JSON.
     pub fn screen_rows(&self) -> Option<usize> {
         if self.json || !io::stdout().is_terminal() {
             return None;
@@ -84,7 +85,8 @@ impl Console {
     /// As [`Console::report`].
     pub fn redraw<R: Report>(&mut self, report: &R) -> Result<(), CliError> {
         self.clear_progress();
-        // To the top; each line is cleared and written; what is below goes. The screen is never empty in between.
+        // To the top; each line is cleared and written; what is below goes. The screen is never
+        // empty in between.
         let text = text::lines(&report.to_string()).replace('\n', "\r\n\x1b[2K");
         let written =
             write!(self.out, "\x1b[H\x1b[2K{text}\r\n\x1b[J").and_then(|()| self.out.flush());

@@ -1,7 +1,8 @@
 //! `dquant explain`: what the queue pairs of a running verbs program do, and why they fail.
 //!
-//! The program's own library replies ([`ask`]): one document for each open device ([`document`]), which is formatted as
-//! text ([`text`]). Nothing is changed in the program, and it does not wait for us.
+//! The program's own library replies ([`ask`]): one document for each open device ([`document`]),
+//! which is formatted as text ([`text`]). Nothing is changed in the program, and it does not wait
+//! for us.
 
 mod ask;
 mod document;

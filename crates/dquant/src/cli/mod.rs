@@ -1,11 +1,13 @@
 //! The command line: one verb per file, and what all verbs share.
 //!
-//! A command is a type of arguments with a `run` that writes through a [`Console`] and ends with an [`Exit`] or a
-//! [`CliError`]. Adding one takes a file here, a line in [`Command`] and a line in its `run`. What a command *does*
-//! belongs in the library behind it; only its command line and its output belong here.
+//! A command is a type of arguments with a `run` that writes through a [`Console`] and ends with an
+//! [`Exit`] or a [`CliError`]. Adding one takes a file here, a line in [`Command`] and a line in
+//! its `run`. What a command *does* belongs in the library behind it; only its command line and its
+//! output belong here.
 //!
-//! Everywhere: results on stdout and narration on stderr, `--json` for one object per line, exit codes from
-//! [`crate::exit`], help that ends with examples, and silence when the reader closes the pipe.
+//! Everywhere: results on stdout and narration on stderr, `--json` for one object per line, exit
+//! codes from [`crate::exit`], help that ends with examples, and silence when the reader closes the
+//! pipe.
 
 mod agent;
 mod brain;
@@ -48,7 +50,8 @@ pub use console::{Console, Report};
 
 use crate::exit::{CliError, Exit};
 
-/// RDMA for training: data from storage into host memory over RoCE, and jobs whose bandwidth is guaranteed.
+/// RDMA for training: data from storage into host memory over RoCE, and jobs whose bandwidth is
+/// guaranteed.
 #[derive(Debug, Parser)]
 #[command(
     name = "dquant",
@@ -168,8 +171,8 @@ pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
     ExitCode::from(exit as u8)
 }
 
-/// `dquant help … --help` and `dquant sim help … --help` request the same page twice; clap would read the flag as
-/// the name of a command.
+/// `dquant help … --help` and `dquant sim help … --help` request the same page twice; clap would
+/// read the flag as the name of a command.
 fn without_help_flags(args: impl Iterator<Item = OsString>) -> impl Iterator<Item = OsString> {
     let args: Vec<OsString> = args.collect();
     let is = |at: usize, name: &str| args.get(at).is_some_and(|arg| arg == name);

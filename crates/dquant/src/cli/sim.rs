@@ -1,7 +1,7 @@
 //! `dquant sim`: the transport in virtual time ([`sim`]).
 //!
-//! The simulations are pure functions of their seeds; this module has the command line, the threads that run several
-//! seeds at once, and the tables.
+//! The simulations are pure functions of their seeds; this module has the command line, the threads
+//! that run several seeds at once, and the tables.
 
 mod chaos;
 mod compare;

@@ -1,4 +1,5 @@
-//! `dquant subnet`: what a fabric of switches consists of, and how it is routed ([`mod@topology`], [`mod@::subnet`]).
+//! `dquant subnet`: what a fabric of switches consists of, and how it is routed ([`mod@topology`],
+//! [`mod@::subnet`]).
 
 mod discover;
 mod manage;
@@ -14,7 +15,8 @@ use crate::exit::{CliError, Exit};
 
 pub(super) use plan::Name as EngineName;
 
-/// Discover, route, set up and manage an InfiniBand fabric; compare routing engines on any topology.
+/// Discover, route, set up and manage an InfiniBand fabric; compare routing engines on any
+/// topology.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:

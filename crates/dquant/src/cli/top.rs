@@ -1,7 +1,7 @@
 //! `dquant top --cluster`: what a cluster's links, jobs and nodes do now.
 //!
-//! A [`View`] comes from whoever has one: the brain that leads, the page's server ([`fetch`]) or a file. It is drawn as
-//! text ([`text`]), again and again on a terminal, once elsewhere.
+//! A [`View`] comes from whoever has one: the brain that leads, the page's server ([`fetch`]) or a
+//! file. It is drawn as text ([`text`]), again and again on a terminal, once elsewhere.
 
 mod fetch;
 mod text;
@@ -104,7 +104,8 @@ impl Top {
     }
 }
 
-/// Shows what `newest` returns: at each interval on a terminal, once elsewhere or without an interval.
+/// Shows what `newest` returns: at each interval on a terminal, once elsewhere or without an
+/// interval.
 pub(super) fn watch(
     console: &mut Console,
     interval: Option<Duration>,

@@ -1,7 +1,7 @@
 //! The demo's processes: this program as target, DPU and trainer.
 //!
-//! Each writes JSON lines to its standard output. They end with the demo, however the demo ends: they
-//! are terminated when their handle is dropped, and by the kernel when the demo dies.
+//! Each writes JSON lines to its standard output. They end with the demo, however the demo ends:
+//! they are terminated when their handle is dropped, and by the kernel when the demo dies.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
@@ -61,8 +61,8 @@ impl Drop for Workspace {
     }
 }
 
-/// Loopback addresses of the run, so that every endpoint has the RoCE port to itself and two demos do
-/// not collide.
+/// Loopback addresses of the run, so that every endpoint has the RoCE port to itself and two demos
+/// do not collide.
 #[derive(Clone, Copy, Debug)]
 pub struct Addresses {
     net: [u8; 2],

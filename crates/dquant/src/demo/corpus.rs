@@ -1,9 +1,9 @@
 //! Token files for the demo: generated here, or the user's own.
 //!
 //! To a storage system the generated ones look like language: ids drawn by a power law over a
-//! vocabulary of 50,257, in documents that end with an end-of-text token. They are read twice before
-//! the run, because on many virtual machines the first touch of unused memory is slow, and the run is
-//! to measure Dquant, not the hypervisor.
+//! vocabulary of 50,257, in documents that end with an end-of-text token. They are read twice
+//! before the run, because on many virtual machines the first touch of unused memory is slow, and
+//! the run is to measure Dquant, not the hypervisor.
 
 use std::fs::File;
 use std::io::{BufWriter, Read, Write};
@@ -20,7 +20,8 @@ use crate::exit::CliError;
 /// Names and weights of the generated corpora.
 const MADE: [(&str, &str); 3] = [("web", "0.5"), ("code", "0.3"), ("books", "0.2")];
 
-/// Tokens of a generated corpus: 96 MiB of u32, so that three of them do not fit a processor's cache.
+/// Tokens of a generated corpus: 96 MiB of u32, so that three of them do not fit a processor's
+/// cache.
 const MADE_TOKENS: u64 = 24 << 20;
 
 /// Vocabulary of the generated corpora, as r50k_base.

@@ -1,5 +1,5 @@
-//! The main job in one command: corpora, a target, a DPU and a trainer, each a process of its own, and
-//! a table of what it cost.
+//! The main job in one command: corpora, a target, a DPU and a trainer, each a process of its own,
+//! and a table of what it cost.
 //!
 //! | part | what it does |
 //! |---|---|
@@ -9,8 +9,8 @@
 //! | [`trainer`] | reads batches, verifies them against the slow reference, measures itself |
 //! | [`report`] | the table and the JSON object |
 //!
-//! CPU time is what each process used between two instants of the run; verification runs in a thread of
-//! the trainer whose CPU time is subtracted and reported separately.
+//! CPU time is what each process used between two instants of the run; verification runs in a
+//! thread of the trainer whose CPU time is subtracted and reported separately.
 
 pub mod children;
 pub mod corpus;

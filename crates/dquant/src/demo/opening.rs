@@ -10,8 +10,8 @@ use client::Options;
 /// Streams opened one after the other.
 pub const OPENINGS: usize = 20;
 
-/// Opens streams through the DPU and takes one batch from each; the median time from the call to the
-/// batch. The first stream warms up and is not counted.
+/// Opens streams through the DPU and takes one batch from each; the median time from the call to
+/// the batch. The first stream warms up and is not counted.
 ///
 /// # Errors
 /// When a stream cannot be opened or fails.

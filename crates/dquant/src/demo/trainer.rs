@@ -1,8 +1,8 @@
 //! The trainer of the demo: a host process that reads batches, and verifies them as configured.
 //!
-//! The first [`PREFIX`] batches are always verified and hashed, before the clock starts: their hash is
-//! the same for every run with the same data, plan and seed, with and without offload or loss. After
-//! that, `all` verifies every batch (and so sets the pace), `sample` one in [`SAMPLE_EVERY`].
+//! The first [`PREFIX`] batches are always verified and hashed, before the clock starts: their hash
+//! is the same for every run with the same data, plan and seed, with and without offload or loss.
+//! After that, `all` verifies every batch (and so sets the pace), `sample` one in [`SAMPLE_EVERY`].
 //!
 //! Verification runs in a thread of its own on batches that are still views of the ring.
 

@@ -1,4 +1,5 @@
-//! A test from the client's side: sets it up with the server, runs it, measures, and compares bytes.
+//! A test from the client's side: sets it up with the server, runs it, measures, and compares
+//! bytes.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
@@ -28,7 +29,8 @@ const CONNECT_LIMIT: StdDuration = StdDuration::from_secs(5);
 /// How long messages under way may take to complete at the end.
 const DRAIN_LIMIT: Duration = Duration::from_millis(20_000);
 
-/// How often the control connection is looked at while packets move, and how far queue pairs have come.
+/// How often the control connection is looked at while packets move, and how far queue pairs have
+/// come.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
 /// What one test measured.
@@ -36,9 +38,11 @@ const LOOK_EVERY: Duration = Duration::from_millis(1);
 pub struct Outcome {
     /// Length of the measured part in seconds.
     pub seconds: f64,
-    /// Messages of that part: in latency tests round trips, over unreliable services those that arrived.
+    /// Messages of that part: in latency tests round trips, over unreliable services those that
+    /// arrived.
     pub messages: u64,
-    /// Latencies in microseconds: one way for SEND and WRITE, to the completion for READ and atomics.
+    /// Latencies in microseconds: one way for SEND and WRITE, to the completion for READ and
+    /// atomics.
     pub latency: Option<Latency>,
     /// CPU time of the client and of the server in seconds, user and system.
     pub cpu_s: [f64; 2],
@@ -56,10 +60,11 @@ pub struct Outcome {
     pub selective: bool,
     /// How the client's messages travelled.
     pub path: MessagePath,
-    /// How far the client's queue pairs came over time, where that was asked for and the device tells.
+    /// How far the client's queue pairs came over time, where that was asked for and the device
+    /// tells.
     pub paces: Vec<Sample>,
-    /// Why packets of a side did not take the AF_XDP socket that the test wants, or why there is no same-host path
-    /// within one machine.
+    /// Why packets of a side did not take the AF_XDP socket that the test wants, or why there is no
+    /// same-host path within one machine.
     pub fallbacks: Vec<String>,
 }
 
@@ -157,7 +162,8 @@ impl Client {
         }
     }
 
-    /// From now on, tests of reliable connections also say how far their queue pairs came over time.
+    /// From now on, tests of reliable connections also say how far their queue pairs came over
+    /// time.
     pub fn sample_paces(&mut self) {
         self.has_paces = true;
     }
@@ -296,12 +302,12 @@ pub(super) fn driver<F: Adapter>(adapter: &F, control: &Control) -> Result<Drive
     Ok(driver)
 }
 
-/// How long a spinning side has nothing to do before it yields: more than a round trip takes, and a yield takes as long as
-/// several turns.
+/// How long a spinning side has nothing to do before it yields: more than a round trip takes, and a
+/// yield takes as long as several turns.
 const SPIN_ALONE: Duration = Duration::from_micros(10);
 
-/// Notes whether a turn did something. The other side may be waiting for the same core: after a while without work this
-/// thread yields.
+/// Notes whether a turn did something. The other side may be waiting for the same core: after a
+/// while without work this thread yields.
 pub(super) fn yield_if_idle(progress: &Progress, now: Time, idle_since: &mut Option<Time>) {
     if !progress.is_idle() {
         *idle_since = None;
@@ -456,7 +462,8 @@ impl<'a, F: Adapter> Work<'a, F> {
         Ok(false)
     }
 
-    /// Whether anything was measured: on a loaded machine, or with long messages, that may take longer than asked.
+    /// Whether anything was measured: on a loaded machine, or with long messages, that may take
+    /// longer than asked.
     fn has_result(&self, now: Time, until: Time) -> bool {
         self.requester.completed > self.start.completed || now >= until + DRAIN_LIMIT
     }

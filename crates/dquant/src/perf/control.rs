@@ -1,7 +1,8 @@
 //! The control connection: one JSON object per line, in turn, over TCP.
 //!
-//! Lines are bounded, unknown fields are refused, and a side that stops in the middle of a line is given up. While a test
-//! runs, the connection does not block: packets are moved by the same thread.
+//! Lines are bounded, unknown fields are refused, and a side that stops in the middle of a line is
+//! given up. While a test runs, the connection does not block: packets are moved by the same
+//! thread.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::marker::PhantomData;

@@ -1,8 +1,9 @@
 //! One side of a test on its device: queue pairs, memory, and the bytes that it expects.
 //!
-//! A queue pair has buffers to send from and buffers to receive into. Message `n` uses buffer `n` modulo their number. A
-//! buffer to send from holds a pattern of its own; its last bytes, the stamp, hold `n`. So a lost, repeated or misplaced
-//! message is noticed, and a program that polls memory sees the end of a message.
+//! A queue pair has buffers to send from and buffers to receive into. Message `n` uses buffer `n`
+//! modulo their number. A buffer to send from holds a pattern of its own; its last bytes, the
+//! stamp, hold `n`. So a lost, repeated or misplaced message is noticed, and a program that polls
+//! memory sees the end of a message.
 
 use std::net::SocketAddr;
 
@@ -107,8 +108,8 @@ impl Ends {
         }
     }
 
-    /// Connects all queue pairs to those of the other side, which may be a process of this machine. Returns why there is
-    /// no same-host path to it, where there might be one.
+    /// Connects all queue pairs to those of the other side, which may be a process of this machine.
+    /// Returns why there is no same-host path to it, where there might be one.
     ///
     /// # Errors
     /// When the other side's numbers are impossible, or the device refuses.
@@ -188,8 +189,8 @@ impl Ends {
         RecvWr { wr_id: (qp as u64) << 32 | u64::from(slot), sges: SgList::from_iter([sge]) }
     }
 
-    /// First byte of a buffer in the memory at `base`, which is laid out alike on both sides. The bytes in front of it
-    /// are the place of a route header.
+    /// First byte of a buffer in the memory at `base`, which is laid out alike on both sides. The
+    /// bytes in front of it are the place of a route header.
     pub(super) fn buffer(&self, base: u64, qp: usize, slot: u32, is_in: bool) -> u64 {
         let slots = u64::from(self.test.slots());
         let index = (qp as u64 * 2 + u64::from(is_in)) * slots + u64::from(slot);
@@ -292,7 +293,8 @@ fn fill_pattern(bytes: &mut [u8], qp: usize, slot: u32) {
     }
 }
 
-/// Queue pairs are at the address that the control connection comes from, so nobody can make a side send to a third.
+/// Queue pairs are at the address that the control connection comes from, so nobody can make a side
+/// send to a third.
 ///
 /// # Errors
 /// When they are said to be elsewhere.

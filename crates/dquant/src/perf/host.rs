@@ -1,4 +1,5 @@
-//! The device of this side: our own endpoint on a UDP, an AF_XDP or a packet socket, or one behind a loaded libibverbs.
+//! The device of this side: our own endpoint on a UDP, an AF_XDP or a packet socket, or one behind
+//! a loaded libibverbs.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -18,8 +19,8 @@ use crate::exit::CliError;
 /// Registered memory beside what a test asks for: whole pages at its ends.
 const SLACK: u64 = 1 << 16;
 
-/// Our own device at this address. Port 4791 belongs to the first; others get a free one. It reaches a peer of this
-/// machine without packets, unless there is a reason against it.
+/// Our own device at this address. Port 4791 belongs to the first; others get a free one. It
+/// reaches a peer of this machine without packets, unless there is a reason against it.
 pub(crate) fn software(
     ip: IpAddr,
     memory: u64,
@@ -55,8 +56,9 @@ pub(super) fn xdp(_ip: IpAddr, _memory: u64, _seed: u64) -> Result<Software, Str
     Err("AF_XDP: that needs the feature `xdp`, which this build does not have".to_owned())
 }
 
-/// Our own device on the RoCEv1 wire of the interface that has this address, once it knows the Ethernet address of the
-/// peer. Nothing takes its place: both sides have to send packets of one version.
+/// Our own device on the RoCEv1 wire of the interface that has this address, once it knows the
+/// Ethernet address of the peer. Nothing takes its place: both sides have to send packets of one
+/// version.
 ///
 /// # Errors
 /// When there is no such interface or no right to use it, or the peer does not answer on it.
@@ -136,8 +138,8 @@ pub(crate) fn retransmitted<F: Adapter>(adapter: &F) -> Option<u64> {
     total
 }
 
-/// CPU time so far in nanoseconds: of this thread, which moves the packets, or of the process where a library has
-/// threads of its own.
+/// CPU time so far in nanoseconds: of this thread, which moves the packets, or of the process where
+/// a library has threads of its own.
 pub(super) fn cpu_ns(is_loaded: bool) -> u64 {
     if is_loaded { clock::process_cpu().total_ns() } else { clock::thread_cpu_ns() }
 }

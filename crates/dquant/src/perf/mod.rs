@@ -1,7 +1,8 @@
 //! `dquant perf`: latency and bandwidth of a adapter between two machines, or two processes of one.
 //!
-//! A server waits; everything else is decided by the client, which sends each test over a small control connection. Both
-//! sides run the same code on our own endpoint or on a device behind a loaded libibverbs. Bytes are verified in every test.
+//! A server waits; everything else is decided by the client, which sends each test over a small
+//! control connection. Both sides run the same code on our own endpoint or on a device behind a
+//! loaded libibverbs. Bytes are verified in every test.
 //!
 //! | module | what it holds |
 //! |---|---|

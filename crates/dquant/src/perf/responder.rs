@@ -194,7 +194,8 @@ impl Responder {
         Ok(())
     }
 
-    /// Compares everything that this side has received. `sent` is what the client says it sent on each queue pair.
+    /// Compares everything that this side has received. `sent` is what the client says it sent on
+    /// each queue pair.
     pub(super) fn verify(&self, pool: &Pool, sent: &[u64]) -> Verdict {
         let mut verdict = Verdict { out_of_order: self.out_of_order, ..Verdict::default() };
         let (ends, test) = (&self.ends, self.ends.test);
@@ -214,7 +215,8 @@ impl Responder {
                     _ if test.service == Service::Rc => ends.last_in(sent, slot),
                     _ => flow.latest[slot as usize],
                 };
-                // Of a WRITE that was lost in part nothing is known, and short messages have no number.
+                // Of a WRITE that was lost in part nothing is known, and short messages have no
+                // number.
                 let is_reliable = test.service == Service::Rc;
                 let is_known =
                     is_reliable || (!test.has_immediate() || self.lost == 0) && test.bytes >= 8;

@@ -1,7 +1,8 @@
 //! The server: does what its clients ask for, within bounds.
 //!
-//! One thread listens and sleeps while nobody comes. Each client has a thread, which moves the packets of its test. A
-//! client that goes away, says nothing for half a minute or exceeds the time of its test ends only its own.
+//! One thread listens and sleeps while nobody comes. Each client has a thread, which moves the
+//! packets of its test. A client that goes away, says nothing for half a minute or exceeds the time
+//! of its test ends only its own.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};

@@ -170,7 +170,8 @@ pub struct Test {
     /// Whether packets are those of RoCEv1, on both sides. Implies `by_sockets`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub by_roce_v1: bool,
-    /// The most that each queue pair of either side sends in bits per second, 0 for no limit. Implies `by_sockets`.
+    /// The most that each queue pair of either side sends in bits per second, 0 for no limit.
+    /// Implies `by_sockets`.
     #[serde(default, skip_serializing_if = "is_unlimited")]
     pub rate_limit_bps: u64,
     /// Whether both sides poll without sleeping.
@@ -209,8 +210,9 @@ pub const ROUTE_HEADER: u32 = 40;
 pub(super) const LOOK_AT_MEMORY: Duration = Duration::from_micros(50);
 
 impl Test {
-    /// Whether a side waits for bytes of which its device tells it nothing: the target of a WRITE gets no completion,
-    /// and where a library moves the packets, or there are none, no socket becomes readable either.
+    /// Whether a side waits for bytes of which its device tells it nothing: the target of a WRITE
+    /// gets no completion, and where a library moves the packets, or there are none, no socket
+    /// becomes readable either.
     pub(super) fn is_silent(&self, is_loaded: bool) -> bool {
         (is_loaded || !self.needs_sockets())
             && self.operation == Operation::Write
@@ -290,7 +292,8 @@ impl Test {
         2 * u64::from(self.qps) * u64::from(self.slots()) * self.stride()
     }
 
-    /// Whether the server answers a message with one of its own, so that half a round trip is one way.
+    /// Whether the server answers a message with one of its own, so that half a round trip is one
+    /// way.
     pub fn has_pong(&self) -> bool {
         self.mode == Mode::Latency && matches!(self.operation, Operation::Send | Operation::Write)
     }

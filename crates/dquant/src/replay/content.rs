@@ -1,8 +1,9 @@
 //! The bytes of a message, and their check.
 //!
-//! A message is cut into blocks of 4 KiB. Each begins with eight bytes that no other block of any message between the two ranks has,
-//! as far as eight bytes can tell; the rest is a pattern of the two ranks. So a block that is lost, repeated, misplaced, or of another
-//! message is noticed, at the cost of one comparison of memory.
+//! A message is cut into blocks of 4 KiB. Each begins with eight bytes that no other block of any
+//! message between the two ranks has, as far as eight bytes can tell; the rest is a pattern of the
+//! two ranks. So a block that is lost, repeated, misplaced, or of another message is noticed, at
+//! the cost of one comparison of memory.
 
 /// Bytes of a block.
 const BLOCK: usize = 4096;

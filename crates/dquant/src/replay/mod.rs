@@ -1,9 +1,11 @@
-//! `dquant job replay`: a training job that is not there. Its pattern is exchanged over the adapter, its computing is a pause.
+//! `dquant job replay`: a training job that is not there. Its pattern is exchanged over the
+//! adapter, its computing is a pause.
 //!
-//! Each rank is a process, as in a real job. The ranks meet at rank 0 ([`rendezvous`]), connect a queue pair for each pair of ranks
-//! that exchange anything, and begin together. From then on nothing but messages holds them together: an iteration is a pause
-//! and then the phases of the pattern, whose edges are those of [`parfait::demand`]; a phase of a rank ends when all that it sends
-//! is acknowledged and all that it is to receive is there and compared.
+//! Each rank is a process, as in a real job. The ranks meet at rank 0 ([`rendezvous`]), connect a
+//! queue pair for each pair of ranks that exchange anything, and begin together. From then on
+//! nothing but messages holds them together: an iteration is a pause and then the phases of the
+//! pattern, whose edges are those of [`parfait::demand`]; a phase of a rank ends when all that it
+//! sends is acknowledged and all that it is to receive is there and compared.
 //!
 //! | module | what it holds |
 //! |---|---|

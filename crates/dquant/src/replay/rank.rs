@@ -1,8 +1,9 @@
 //! One rank of a replayed job, on its device.
 //!
-//! There is one queue pair for each peer, for all phases and both directions. Two receives are posted on each that receives anything:
-//! the message that is due, and the next one, since a peer may be a phase ahead. One that is further ahead waits, as its queue pair is told
-//! that no receive is ready.
+//! There is one queue pair for each peer, for all phases and both directions. Two receives are
+//! posted on each that receives anything: the message that is due, and the next one, since a peer
+//! may be a phase ahead. One that is further ahead waits, as its queue pair is told that no receive
+//! is ready.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{SocketAddr, TcpListener};
@@ -42,8 +43,8 @@ const MAX_MEMORY: u64 = 4 << 30;
 /// Where buffers begin: at multiples of this.
 const ALIGN: u64 = 4096;
 
-/// Local ACK timeout code: 537 ms. As communication libraries have it, longer than any queue: a job is not to end because others
-/// are faster for a while. Losses are repaired long before.
+/// Local ACK timeout code: 537 ms. As communication libraries have it, longer than any queue: a job
+/// is not to end because others are faster for a while. Losses are repaired long before.
 const ACK_TIMEOUT: u8 = 17;
 
 /// Unacknowledged packets per queue pair.
@@ -83,7 +84,8 @@ pub struct Setup {
     pub shift: Duration,
     /// Seed of keys and numbers.
     pub seed: u64,
-    /// The device of a libibverbs instead of our own, which shares UDP port 4791 with others of its host.
+    /// The device of a libibverbs instead of our own, which shares UDP port 4791 with others of its
+    /// host.
     pub device: Option<DeviceChoice>,
 }
 
@@ -171,7 +173,8 @@ pub fn run(setup: &Setup, place: &Place) -> Result<Outcome, CliError> {
     }
 }
 
-/// Why what is sent to this rank has no guarantee, if so: classes of HTB take packets to RoCEv2's own port only.
+/// Why what is sent to this rank has no guarantee, if so: classes of HTB take packets to RoCEv2's
+/// own port only.
 fn unclassified(setup: &Setup, rank: u32, local: SocketAddr) -> Option<String> {
     let is_governed = setup.dscp != 0 && local.port() != ROCE_PORT;
     is_governed.then(|| {
@@ -281,7 +284,7 @@ fn edges_of(steps: &[Step]) -> Vec<Edge> {
     edges.into_iter().map(|((phase, to), bytes)| Edge { phase, to, bytes }).collect()
 }
 
-// ---- buffers and queue pairs -------------------------------------------------------------------------
+// ---- buffers and queue pairs --------------------------------------------------------------------
 
 /// Longest messages to and from each peer.
 #[derive(Debug, Default)]
@@ -461,7 +464,7 @@ impl Ends {
     }
 }
 
-// ---- iterations --------------------------------------------------------------------------------------
+// ---- iterations ---------------------------------------------------------------------------------
 
 #[derive(Clone, Debug)]
 enum Stage {
@@ -641,7 +644,7 @@ fn take<D: Device>(device: &mut D, cq: CqId) -> Result<ArrayVec<Completion, BATC
     Ok(done)
 }
 
-// ---- turns -------------------------------------------------------------------------------------------
+// ---- turns --------------------------------------------------------------------------------------
 
 struct Work<F> {
     adapter: F,

@@ -1,13 +1,14 @@
 //! How the ranks of a replayed job find each other, begin together, and learn of each other's end.
 //!
-//! All connect to rank 0, in any order, and try until it is there or their time is up. When all have come and want the same,
-//! rank 0 tells each the queue pairs of all; each connects its own, says so, and all are told to go. The connections stay:
-//! a rank that ends early, or is killed, is noticed by rank 0, which tells the others who and why. At the end rank 0 waits until all
-//! are done, so that nobody takes away queue pairs that others still need.
+//! All connect to rank 0, in any order, and try until it is there or their time is up. When all
+//! have come and want the same, rank 0 tells each the queue pairs of all; each connects its own,
+//! says so, and all are told to go. The connections stay: a rank that ends early, or is killed, is
+//! noticed by rank 0, which tells the others who and why. At the end rank 0 waits until all are
+//! done, so that nobody takes away queue pairs that others still need.
 //!
-//! Whoever reaches rank 0 can say that he is a rank, so he must come from that rank's address; nobody can make the others send
-//! to a third. Connections that say nothing keep nobody out: rank 0 listens to all of them at the same time, and ends the
-//! oldest where there are too many.
+//! Whoever reaches rank 0 can say that he is a rank, so he must come from that rank's address;
+//! nobody can make the others send to a third. Connections that say nothing keep nobody out: rank 0
+//! listens to all of them at the same time, and ends the oldest where there are too many.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
@@ -376,7 +377,8 @@ impl Strangers {
         self.0.iter().any(|(_, from, _)| is_peer(from))
     }
 
-    /// Those that have said something. Those that are gone, talk nonsense or are silent for too long are ended.
+    /// Those that have said something. Those that are gone, talk nonsense or are silent for too
+    /// long are ended.
     fn introduced(&mut self) -> Vec<(Control<Message>, SocketAddr, Message)> {
         let mut introduced = Vec::new();
         for _ in 0..self.0.len() {

@@ -36,11 +36,13 @@ pub struct Step {
 }
 
 impl Schedule {
-    /// The edges with the highest rate carry `bytes` in an iteration, others in proportion to their rates. Each phase is exchanged in
-    /// `steps` equal parts, one after the other, as rings do that reduce.
+    /// The edges with the highest rate carry `bytes` in an iteration, others in proportion to their
+    /// rates. Each phase is exchanged in `steps` equal parts, one after the other, as rings do that
+    /// reduce.
     ///
     /// # Errors
-    /// When the pattern is too large to be replayed, or a message is too long or would have no bytes.
+    /// When the pattern is too large to be replayed, or a message is too long or would have no
+    /// bytes.
     pub fn new(pattern: &Pattern, bytes: u64, steps: u32) -> Result<Schedule, CliError> {
         let demand = Demand::of(pattern).map_err(CliError::from_cause)?;
         let ranks = demand.workers();

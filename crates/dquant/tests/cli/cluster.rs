@@ -1,5 +1,5 @@
-//! Brains, agents and the commands of a cluster as processes: where brains say that they are, who leads, and what goes wrong
-//! with files, ports, certificates and proofs.
+//! Brains, agents and the commands of a cluster as processes: where brains say that they are, who
+//! leads, and what goes wrong with files, ports, certificates and proofs.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
@@ -362,7 +362,8 @@ fn each_failure_of_tls_names_what_to_check() {
     list(strict.address(), &["--tls-ca", "none.pem"]).failed(2, "none.pem", "PEM files");
 }
 
-/// Who listens where a brain should be: passes for one as far as that goes without the token, and keeps what it hears.
+/// Who listens where a brain should be: passes for one as far as that goes without the token, and
+/// keeps what it hears.
 #[derive(Clone, Default)]
 struct Rogue(Arc<Mutex<Heard>>);
 

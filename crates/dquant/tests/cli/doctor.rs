@@ -57,7 +57,8 @@ fn a_verbs_library_that_is_not_there_is_a_warning_with_a_fix() {
     assert_eq!(finding("empty.so", ".")["verdict"], "warn");
     folder.write("there.so", b"\x7fELF\x02");
     assert_eq!(finding("there.so", ".")["verdict"], "ok");
-    // Without a private directory `dquant run` refuses, too. `/dev/shm` is one where there is no other.
+    // Without a private directory `dquant run` refuses, too. `/dev/shm` is one where there is no
+    // other.
     let nowhere = finding("there.so", "no-such-directory");
     if Path::new("/dev/shm").is_dir() {
         assert_eq!(nowhere["verdict"], "ok", "{nowhere}");

@@ -46,7 +46,8 @@ fn has_every_figure(qp: &Value) {
     assert!(total > 0, "{qp}");
 }
 
-/// Runs a script in a network namespace, with the program as `$0`; nothing where that is not allowed.
+/// Runs a script in a network namespace, with the program as `$0`; nothing where that is not
+/// allowed.
 fn in_a_pod(folder: &Folder, test: &str, script: &str) -> Option<Ran> {
     if !has_verbs(folder, test) {
         return None;
@@ -61,8 +62,8 @@ fn in_a_pod(folder: &Folder, test: &str, script: &str) -> Option<Ran> {
     Some(ran)
 }
 
-/// Containers of one pod: one network namespace, and a PID namespace for each, where the kernel has no number for a
-/// process of another.
+/// Containers of one pod: one network namespace, and a PID namespace for each, where the kernel has
+/// no number for a process of another.
 #[test]
 fn a_program_of_another_pid_namespace_is_explained() {
     let folder = Folder::new("explain-container");

@@ -1,7 +1,7 @@
 //! The program as its users meet it: what it prints, where, and how it ends.
 //!
-//! Every test runs the built binary in a folder of its own that is removed with the test. Nothing here uses a
-//! network beyond loopback.
+//! Every test runs the built binary in a folder of its own that is removed with the test. Nothing
+//! here uses a network beyond loopback.
 
 mod capture;
 mod cluster;
@@ -106,7 +106,8 @@ impl Ran {
         self
     }
 
-    /// Checks for an error of the house form: no result, one `error:` line, and a hint that contains this text.
+    /// Checks for an error of the house form: no result, one `error:` line, and a hint that
+    /// contains this text.
     #[track_caller]
     fn failed(&self, exit: i32, error: &str, hint: &str) {
         assert_eq!(self.exit, Some(exit), "{self:?}");

@@ -310,7 +310,8 @@ fn a_server_survives_strangers_and_refuses_too_much() {
         let _ = stream.read(&mut [0; 64]);
     }
     drop(connect());
-    // Silent connections beyond all bounds are closed; those that came before keep their places for seconds.
+    // Silent connections beyond all bounds are closed; those that came before keep their places for
+    // seconds.
     let silent: Vec<TcpStream> = (0..40).map(|_| connect()).collect();
     server.says("connections are open");
     drop(silent);

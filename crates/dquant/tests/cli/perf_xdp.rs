@@ -1,6 +1,7 @@
 //! `dquant perf --wire xdp`: between two network namespaces, and where AF_XDP is not possible.
 //!
-//! Namespaces need root and `ip`; without them, or without AF_XDP, the test that uses them reports that and passes.
+//! Namespaces need root and `ip`; without them, or without AF_XDP, the test that uses them reports
+//! that and passes.
 
 use std::process::Command;
 

@@ -1,4 +1,5 @@
-//! `dquant job replay`: every pattern over loopback, ranks as processes in any order, and how a job ends when a rank does.
+//! `dquant job replay`: every pattern over loopback, ranks as processes in any order, and how a job
+//! ends when a rank does.
 
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Output, Stdio};
@@ -101,7 +102,8 @@ fn a_phase_in_steps_carries_the_same() {
     assert_eq!(text.matches("5242880 bytes compared, 0 messages wrong").count(), 3, "{text}");
 }
 
-/// Both ranks are processes, and share one pace: what they send together takes the time that it takes at the pace.
+/// Both ranks are processes, and share one pace: what they send together takes the time that it
+/// takes at the pace.
 #[test]
 fn processes_of_a_paced_job_keep_its_pace_together() {
     let folder = Folder::new("replay-paced");
@@ -200,7 +202,8 @@ fn strangers_that_say_nothing_do_not_keep_ranks_from_beginning() {
     };
     let first = rank("0");
     let begun = Instant::now();
-    // One after another, each with its time to introduce itself, they would take longer than ranks wait.
+    // One after another, each with its time to introduce itself, they would take longer than ranks
+    // wait.
     let mut strangers = Vec::new();
     while strangers.len() < 40 {
         assert!(begun.elapsed() < Duration::from_secs(20), "rank 0 does not listen");

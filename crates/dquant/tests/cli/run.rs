@@ -104,8 +104,9 @@ fn a_runtime_directory_that_cannot_be_used_is_done_without() {
     assert_eq!(fs::read_dir(&own).expect("ours").count(), 1, "nothing is added to the open one");
 }
 
-/// Root of a user namespace is another user outside, whose directory in the shared temporary directory has the name
-/// that this root would take. And a container may have no other place than `/dev/shm`.
+/// Root of a user namespace is another user outside, whose directory in the shared temporary
+/// directory has the name that this root would take. And a container may have no other place than
+/// `/dev/shm`.
 #[test]
 fn containers_of_all_kinds_can_run_programs() {
     let folder = Folder::new("run-containers");

@@ -1,4 +1,5 @@
-//! `dquant sim run` and `sweep`: scenarios from files, what they say, and what is refused with its place.
+//! `dquant sim run` and `sweep`: scenarios from files, what they say, and what is refused with its
+//! place.
 
 use std::path::Path;
 

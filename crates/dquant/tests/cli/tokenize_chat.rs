@@ -28,7 +28,8 @@ const SPECIAL: &[&str] = &[
     "[/INST]",
 ];
 
-/// A folder with the tokenizer of a model, and its template if it has one in `tests/golden/templates`.
+/// A folder with the tokenizer of a model, and its template if it has one in
+/// `tests/golden/templates`.
 fn model(test: &str, template: &str) -> Folder {
     let folder = Folder::new(&format!("tokenize-chat-{test}"));
     let tokenizer = fs::read(format!("{GOLDEN}/bpe.json")).expect("checked in");
@@ -181,7 +182,8 @@ fn a_document_begins_with_what_is_not_said_and_ends_as_its_template_says() {
     assert!(!manifest.contains("\"eos\""), "the id occurs elsewhere, too: {manifest}");
 }
 
-/// What a file says is not to be learnt is no target, or its record is left out; nor does a record rename the model's tokens.
+/// What a file says is not to be learnt is no target, or its record is left out; nor does a record
+/// rename the model's tokens.
 #[test]
 fn messages_without_weight_are_no_targets() {
     let folder = model("weights", "chatml");
@@ -281,7 +283,8 @@ fn weights_of_turns(folder: &Folder, name: &str) -> Vec<Vec<f32>> {
     found
 }
 
-/// What messages say of their weight lies beside the ids: in both parts of a split, behind what is extended.
+/// What messages say of their weight lies beside the ids: in both parts of a split, behind what is
+/// extended.
 #[test]
 fn messages_weigh_what_they_say() {
     let folder = model("weighed", "chatml");
@@ -679,7 +682,8 @@ fn held_out_conversations_are_the_same_with_every_template() {
     }
 }
 
-/// A run that is killed at any instant and resumed writes what one writes that was not; so does any number of threads.
+/// A run that is killed at any instant and resumed writes what one writes that was not; so does any
+/// number of threads.
 #[test]
 fn a_killed_run_is_resumed() {
     const TEST: &str = "tokenize_chat::a_killed_run_is_resumed";
@@ -763,7 +767,8 @@ fn transformers_agrees_on_random_conversations() {
     }
 }
 
-/// Compares every conversation of one template and tokenizer; returns how many both encode, and how many both refuse.
+/// Compares every conversation of one template and tokenizer; returns how many both encode, and how
+/// many both refuse.
 fn compare(folder: &Folder, name: &str) -> [usize; 2] {
     let expected: Vec<Value> =
         serde_json::from_slice(&folder.read(&format!("{name}.json"))).expect("a list");

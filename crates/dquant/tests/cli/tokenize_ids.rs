@@ -1,7 +1,8 @@
 //! `dquant tokenize`: the ids are those of tiktoken and of Hugging Face's tokenizers.
 //!
 //! `tests/golden/ids.py` says how the checked-in ids and the two small tokenizers were made. With
-//! `DQUANT_PEERS_PYTHON`, a Python that has both libraries, they are also asked directly, about random text.
+//! `DQUANT_PEERS_PYTHON`, a Python that has both libraries, they are also asked directly, about
+//! random text.
 
 use std::process::Command;
 

@@ -76,7 +76,8 @@ pub(super) fn documents(folder: &Folder, name: &str) -> Vec<Vec<u32>> {
     documents
 }
 
-/// A line of JSON, and the document it holds: `Err` when it is broken, `None` when there is nothing to count.
+/// A line of JSON, and the document it holds: `Err` when it is broken, `None` when there is nothing
+/// to count.
 type Line = (Vec<u8>, Result<Option<String>, ()>);
 
 fn line(random: &mut Random) -> Line {
@@ -97,7 +98,8 @@ fn line(random: &mut Random) -> Line {
     }
 }
 
-/// The lines of a file with either line end, perhaps a byte order mark, perhaps no end of the last line.
+/// The lines of a file with either line end, perhaps a byte order mark, perhaps no end of the last
+/// line.
 fn file_of(lines: &[Line], random: &mut Random) -> Vec<u8> {
     let mut file = Vec::new();
     if random.below(3) == 0 {

@@ -85,7 +85,8 @@ struct Whole {
 }
 
 impl Whole {
-    /// Runs with `whole_args` into `whole_names`; the runs to be killed have the other arguments and names.
+    /// Runs with `whole_args` into `whole_names`; the runs to be killed have the other arguments
+    /// and names.
     fn new(
         folder: &Folder,
         (whole_args, whole_names): (&[&str], &[&str]),
@@ -99,7 +100,8 @@ impl Whole {
         Whole { summary, duration, outputs, more, names }
     }
 
-    /// Kills some runs at any instant and resumes them; returns whether the last one found something to go on from.
+    /// Kills some runs at any instant and resumes them; returns whether the last one found
+    /// something to go on from.
     fn kill_and_resume(&self, folder: &Folder, seed: u64, others: &[String]) -> bool {
         let mut random = Random::new(seed);
         // A run that ended before it was killed is begun anew.
@@ -162,8 +164,8 @@ impl Whole {
     }
 }
 
-/// Whatever instant a run is killed at, the output is absent, and the run that resumes it writes the same bytes as
-/// one that was never interrupted.
+/// Whatever instant a run is killed at, the output is absent, and the run that resumes it writes
+/// the same bytes as one that was never interrupted.
 #[test]
 fn a_killed_run_is_resumed_to_the_same_bytes() {
     let folder = Folder::new("tokenize-killed");
@@ -186,7 +188,8 @@ fn a_killed_run_with_a_holdout_is_resumed_to_the_same_parts() {
     whole.survives("a_killed_run_with_a_holdout_is_resumed_to_the_same_parts", &folder);
 }
 
-/// A text file that is longer than what decides about it is killed in its middle: the part of it is kept.
+/// A text file that is longer than what decides about it is killed in its middle: the part of it is
+/// kept.
 #[test]
 fn a_long_text_stays_in_its_part_when_it_is_resumed() {
     let folder = Folder::new("tokenize-long-holdout");

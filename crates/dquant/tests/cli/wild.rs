@@ -1,5 +1,5 @@
-//! Files as practitioners have them, through the commands: the same answer from each, with its evidence, and no
-//! document lost or made up in silence.
+//! Files as practitioners have them, through the commands: the same answer from each, with its
+//! evidence, and no document lost or made up in silence.
 
 use super::{Folder, Ran};
 

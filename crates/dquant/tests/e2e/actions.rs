@@ -1,5 +1,5 @@
-//! WebAssembly modules of users: the same batches in every placement, what a module may do wrong, and that the
-//! target goes on serving others.
+//! WebAssembly modules of users: the same batches in every placement, what a module may do wrong,
+//! and that the target goes on serving others.
 
 use std::fs;
 
@@ -62,8 +62,8 @@ fn install(world: &World, name: &str, text: &str) -> [String; 2] {
     [part(name), part(path(&world.data(name)))]
 }
 
-/// Runs a plan over `web`, flat tokens of `u32`, with and without offload, and without daemons; `{wasm}` stands for
-/// the module.
+/// Runs a plan over `web`, flat tokens of `u32`, with and without offload, and without daemons;
+/// `{wasm}` stands for the module.
 fn every_way(
     world: &World,
     daemons: (&Daemon, &Daemon),

@@ -1,7 +1,8 @@
-//! Several streams at once through one target and one DPU of one machine: nobody stands still, whoever opens, ends or is
-//! killed beside them.
+//! Several streams at once through one target and one DPU of one machine: nobody stands still,
+//! whoever opens, ends or is killed beside them.
 //!
-//! No time is compared with a limit: a stream stands still when it brings nothing within the harness's patience.
+//! No time is compared with a limit: a stream stands still when it brings nothing within the
+//! harness's patience.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

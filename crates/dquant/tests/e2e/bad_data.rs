@@ -71,7 +71,8 @@ fn a_shuffled_or_blended_token_that_does_not_fit_is_named() {
     }
 }
 
-/// Of packed documents only the sample with the token fails, and every batch before it is delivered.
+/// Of packed documents only the sample with the token fails, and every batch before it is
+/// delivered.
 #[test]
 fn a_packed_token_that_does_not_fit_is_named_after_all_batches_before_it() {
     let Some(world) = World::new("a_packed_token_that_does_not_fit") else {
@@ -140,7 +141,8 @@ fn a_file_cut_short_while_it_is_read_is_an_error() {
             ran.failed(1, &["web.bin", "ends at byte 9961484", "truncated"], "that stores it");
             let got = [head, ran.stdout].concat();
             match has_manifest {
-                // Every block of the manifest before the one that is cut; sample 2304 is the first of that.
+                // Every block of the manifest before the one that is cut; sample 2304 is the first
+                // of that.
                 true => assert_same(&got, &want[..2304 / 32 * (64 << 10)]),
                 // What was read before the file changed.
                 false => assert_same(&got, &want[..got.len()]),

@@ -1,4 +1,5 @@
-//! The documents of datasets: from the index on the disk to whoever asks, at this machine and through a target.
+//! The documents of datasets: from the index on the disk to whoever asks, at this machine and
+//! through a target.
 
 use std::fs;
 use std::ops::Range;
@@ -15,7 +16,8 @@ use super::harness::{Cat, Daemon, Ran, World, path};
 use super::hostile_packets::runtime;
 use super::hostile_target::{FakeTarget, Lies};
 
-/// Writes the index of documents of these lengths, each of one sequence, for tokens of this code and width.
+/// Writes the index of documents of these lengths, each of one sequence, for tokens of this code
+/// and width.
 pub(crate) fn write_index(path: &Path, lengths: &[u32], (code, width): (u8, i64)) {
     let mut index = b"MMIDIDX\x00\x00".to_vec();
     index.extend(1_u64.to_le_bytes());
@@ -229,8 +231,9 @@ fn hash(world: &World, name: &str) {
     );
 }
 
-/// Runs `dquant documents` over `a` and `b` with these options, locally and through the target, and returns the tokens
-/// of the documents that each keeps, and what was dropped of each: filtered, duplicates.
+/// Runs `dquant documents` over `a` and `b` with these options, locally and through the target, and
+/// returns the tokens of the documents that each keeps, and what was dropped of each: filtered,
+/// duplicates.
 fn selected(world: &World, target: &Daemon, options: &[&str]) -> [(Value, [u64; 4]); 2] {
     let run = |names: [&str; 2], options: &[&str]| {
         let ran =
@@ -317,7 +320,8 @@ fn hashes_and_lists_that_do_not_fit_are_refused() {
     }
     fs::write(world.data("list.txt"), "00000000000000ff\n").expect("writable");
     fails(&["--keep", "list.txt"], &["a.bin", "leave no token"], "check the list");
-    // Damage that leaves the length as it is, of a hash and of the header; a part of it; another file's.
+    // Damage that leaves the length as it is, of a hash and of the header; a part of it; another
+    // file's.
     let sidecar = world.data("a.bin.dochash");
     let whole = fs::read(&sidecar).expect("it is there");
     let damage = |at: usize| {

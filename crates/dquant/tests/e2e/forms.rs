@@ -1,5 +1,5 @@
-//! Blocks in other forms on the wire, and tokens that are replaced: the same batches in every placement, and what
-//! is refused.
+//! Blocks in other forms on the wire, and tokens that are replaced: the same batches in every
+//! placement, and what is refused.
 
 use std::fs;
 

@@ -177,15 +177,16 @@ impl World {
         command
     }
 
-    /// [`World::program`] as another user with one group, in the folder of sockets: the tests run as root.
+    /// [`World::program`] as another user with one group, in the folder of sockets: the tests run
+    /// as root.
     pub(crate) fn program_of(&self, user: User, args: &[&str]) -> Command {
         let mut command = self.program(args);
         command.uid(user.uid).gid(user.gid).current_dir(&self.sockets);
         command
     }
 
-    /// Gives the folder of sockets to a user. `false`, and a line in the log of skips, where this process cannot run the
-    /// program as that user.
+    /// Gives the folder of sockets to a user. `false`, and a line in the log of skips, where this
+    /// process cannot run the program as that user.
     pub(crate) fn is_home_of(&self, user: User, test: &str) -> bool {
         let probe = || {
             chown(&self.sockets, Some(user.uid), Some(user.gid))?;
@@ -607,8 +608,8 @@ impl Ran {
     }
 }
 
-/// Whether docs/status.md has the counter in a row of a table: as `a.b.c`, or as `.c`, `.b.c` or `c` where the
-/// row or the section's title begins the name.
+/// Whether docs/status.md has the counter in a row of a table: as `a.b.c`, or as `.c`, `.b.c` or
+/// `c` where the row or the section's title begins the name.
 fn is_documented(counter: &str) -> bool {
     // The document explains `longest_us` and says that `recent_us` is the same.
     let counter = &counter.replace("recent_us", "longest_us");

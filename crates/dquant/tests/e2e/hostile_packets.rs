@@ -100,7 +100,8 @@ type Rise = (&'static str, u64);
 /// Well-formed packets of one call of [`forged`].
 const FORGED: u64 = 16 * 4 + 2;
 
-/// After this time some packets of an attack were lost in the buffer, which the stream fills too when the machine is busy.
+/// After this time some packets of an attack were lost in the buffer, which the stream fills too
+/// when the machine is busy.
 const AGAIN: Duration = Duration::from_secs(5);
 
 /// Runs `attack` until its packets are counted: each of `rising` by at least so much, none of

@@ -295,8 +295,9 @@ fn a_target_that_says_nothing_holds_its_own_stream_only() {
     assert_eq!(fake.sessions(), 1);
 }
 
-/// Storage that hangs, and a target that is killed meanwhile: requests are acknowledged, and no data comes. That says
-/// nothing of the path, unless the target says that its data was never acknowledged.
+/// Storage that hangs, and a target that is killed meanwhile: requests are acknowledged, and no
+/// data comes. That says nothing of the path, unless the target says that its data was never
+/// acknowledged.
 #[test]
 fn only_lost_data_lowers_the_path_mtu() {
     let Some(world) = World::new("only_lost_data_lowers_the_path_mtu") else {
@@ -335,7 +336,8 @@ fn only_lost_data_lowers_the_path_mtu() {
     }
 }
 
-/// A fake target whose queue pair the test drives, and a stream that it serves: the stream's first request.
+/// A fake target whose queue pair the test drives, and a stream that it serves: the stream's first
+/// request.
 fn served_by_hand(
     world: &World,
     dpu: &Daemon,

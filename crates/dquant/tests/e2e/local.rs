@@ -46,7 +46,8 @@ fn a_local_stream_opens_no_socket() {
     );
 }
 
-/// Files of 3, 1 and 2 parts of the samples are drawn 3 : 1 : 2, whatever their types, and whether samples overlap.
+/// Files of 3, 1 and 2 parts of the samples are drawn 3 : 1 : 2, whatever their types, and whether
+/// samples overlap.
 #[test]
 fn several_files_are_blended_in_proportion_to_their_samples() {
     let Some(world) = World::new("several_files_are_blended") else {
@@ -129,7 +130,8 @@ fn one_file_under_two_names_is_refused() {
     Cat::local(&world, "", &["--plan", blended, "--batches", "1"]).finish().good();
 }
 
-/// Packed files are drawn in proportion to the samples that their documents fill, which may be shorter than one.
+/// Packed files are drawn in proportion to the samples that their documents fill, which may be
+/// shorter than one.
 #[test]
 fn packed_files_are_blended_in_proportion_to_their_packed_samples() {
     let Some(world) = World::new("packed_files_are_blended") else {

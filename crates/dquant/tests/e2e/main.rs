@@ -1,9 +1,9 @@
 //! The whole system as its users run it: `serve`, `dpu` and `cat` as processes of their own, on
 //! loopback, over real files.
 //!
-//! Every stream is compared byte for byte with [`xio::reference`], whatever happens on the way: losses, kills,
-//! restarts, hostile packets. Every refusal is provoked and its exit code, message and hint are checked. No
-//! test measures time; every wait has a limit (`harness::PATIENCE`).
+//! Every stream is compared byte for byte with [`xio::reference`], whatever happens on the way:
+//! losses, kills, restarts, hostile packets. Every refusal is provoked and its exit code, message
+//! and hint are checked. No test measures time; every wait has a limit (`harness::PATIENCE`).
 //!
 //! | module | what it tries |
 //! |---|---|

@@ -7,7 +7,8 @@ use xio::dataset::Dtype;
 use super::corpus::{Corpus, assert_same, expected, tokens};
 use super::harness::{Cat, World};
 
-/// As many as a pretraining job of today blends, and an eighth more than fit the usual limits of descriptors.
+/// As many as a pretraining job of today blends, and an eighth more than fit the usual limits of
+/// descriptors.
 const CORPORA: usize = 3_000;
 
 /// Small corpora of different lengths, each with a few samples of 32 tokens.
@@ -44,7 +45,8 @@ fn three_thousand_corpora_resume_anywhere() {
         assert_same(&Cat::through(&world, &dpu, &url, &args).finish().good().stdout, want);
         assert_same(&Cat::local(&world, "", &args).finish().good().stdout, want);
     }
-    // Blended in proportion, without a blend: the files are sorted by name, and have 3 to 11 samples each.
+    // Blended in proportion, without a blend: the files are sorted by name, and have 3 to 11
+    // samples each.
     let mut sorted: Vec<&Corpus> = corpora.iter().collect();
     sorted.sort_by(|a, b| a.path.cmp(&b.path));
     let part =

@@ -1,4 +1,5 @@
-//! Streams in the order of Megatron-core: over the corpora of its goldens, at their ends, and what is refused.
+//! Streams in the order of Megatron-core: over the corpora of its goldens, at their ends, and what
+//! is refused.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,7 +16,8 @@ const GOLDEN: &str = include_str!("../../../xio/tests/data/megatron.txt");
 
 const I32: (u8, i64) = (4, 4);
 
-/// The corpora of the goldens, in which token `i` has the value `i`, below the folder that is served.
+/// The corpora of the goldens, in which token `i` has the value `i`, below the folder that is
+/// served.
 fn write_corpora(world: &World) -> BTreeMap<&'static str, Documents> {
     let corpora = GOLDEN.lines().filter_map(|line| line.strip_prefix("corpus ")).map(|line| {
         let (name, lengths) = line.split_once(' ').expect("a name and lengths");
@@ -82,7 +84,8 @@ fn documents_of_several_sequences_have_no_order_of_megatron() {
     let index = fs::read(world.data("web.idx")).expect("it is there");
     let plan = ["--plan", "window(64) | order(megatron, seed=1) | batch(2)"];
     Cat::local(&world, "web.bin", &plan).finish().good();
-    // The last two are one document; as many documents as sequences, of which one is empty; sequences of no document.
+    // The last two are one document; as many documents as sequences, of which one is empty;
+    // sequences of no document.
     for (ends, part, hint) in [
         (&[0_i64, 1, 3][..], "1 of its 2 documents", "dquant convert"),
         (&[0, 1, 1, 3], "2 of its 3 documents", "dquant convert"),
@@ -123,7 +126,8 @@ fn a_dataset_without_a_sample_is_named() {
             cat.finish().failed(2, &["short.bin: ", part], hint);
         }
     }
-    // Files of a pattern are blended by their samples; a short one is used again where samples are asked for.
+    // Files of a pattern are blended by their samples; a short one is used again where samples are
+    // asked for.
     let plan = format!("{samples} | order(megatron, seed=1)");
     let refused = Cat::local(&world, "*.bin", &["--plan", &plan]).finish();
     refused.failed(2, &["short.bin: ", few], hint);

@@ -1,7 +1,9 @@
-//! Files that change while a stream reads them: whatever the way, no batch holds a byte of the new contents.
+//! Files that change while a stream reads them: whatever the way, no batch holds a byte of the new
+//! contents.
 //!
-//! The stream stalls after its first batches and reads the file twice, so a change always falls into the middle of
-//! it. With a manifest every byte is compared; without one the attributes of the file tell.
+//! The stream stalls after its first batches and reads the file twice, so a change always falls
+//! into the middle of it. With a manifest every byte is compared; without one the attributes of the
+//! file tell.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -52,7 +54,8 @@ enum End {
     Good,
 }
 
-/// Changes the file in the middle of streams of all kinds, and checks what they deliver and how they end.
+/// Changes the file in the middle of streams of all kinds, and checks what they deliver and how
+/// they end.
 fn during(test: &str, ends: [End; 2], change: impl Fn(&World, &Corpus)) {
     let Some(world) = World::new(test) else {
         return;
@@ -123,7 +126,8 @@ fn another_copied_over_it_with_its_time() {
     });
 }
 
-/// `rsync -t` writes a hidden file beside it, sets its time and renames it. With `--inplace` it does what `cp` does.
+/// `rsync -t` writes a hidden file beside it, sets its time and renames it. With `--inplace` it
+/// does what `cp` does.
 #[test]
 fn another_synchronised_over_it_with_its_time() {
     let has_rsync = Command::new("rsync").arg("--version").output().is_ok();
@@ -154,7 +158,8 @@ const REMOVED: End = End::Error(&["was removed or replaced while it was read"]);
 
 #[test]
 fn replaced_by_rename() {
-    // The file that is open keeps its contents: with a manifest they are proven, and the stream goes on.
+    // The file that is open keeps its contents: with a manifest they are proven, and the stream
+    // goes on.
     during("replaced_by_rename", [End::Good, REMOVED], |world, corpus| {
         let other = other(world, corpus);
         let inode = |path: &Path| fs::metadata(path).expect("it exists").ino();

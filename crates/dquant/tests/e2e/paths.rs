@@ -1,8 +1,9 @@
-//! Networks between a DPU and its target that drop all packets, those of RoCE, or large ones: the stream ends with
-//! an error that names the culprit, and the daemon's log and status name it before.
+//! Networks between a DPU and its target that drop all packets, those of RoCE, or large ones: the
+//! stream ends with an error that names the culprit, and the daemon's log and status name it
+//! before.
 //!
-//! Target and DPU live in network namespaces, joined by a bridge in a third. Needs root, `ip` and bridges; without
-//! them every test reports that and passes.
+//! Target and DPU live in network namespaces, joined by a bridge in a third. Needs root, `ip` and
+//! bridges; without them every test reports that and passes.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -58,7 +59,8 @@ impl Lab {
                         "link add v0 netns {name} mtu 9000 type veth peer name {port} mtu 9000 netns {between}"
                     )) && ip(&format!("-n {between} link set {port} master br0"))
                         && ip(&format!("-n {between} link set {port} up"))
-                        // A device that cuts packets later would carry several in one past the bridge.
+                        // A device that cuts packets later would carry several in one past the
+                        // bridge.
                         && ip(&format!("-n {name} link set v0 gso_max_segs 1"))
                         && ip(&format!("-n {name} addr add {address} dev v0"))
                         && ip(&format!("-n {name} link set v0 up"))
@@ -129,7 +131,8 @@ impl Scene {
         })
     }
 
-    /// Streams in whose middle something happens to the path, and how they end. What they deliver is right.
+    /// Streams in whose middle something happens to the path, and how they end. What they deliver
+    /// is right.
     fn break_in_the_middle(&self, how: impl FnOnce()) -> [Ran; 2] {
         let mut cats = self.cats();
         let heads = cats.each_mut().map(|cat| cat.read(1 << 20));
@@ -184,7 +187,8 @@ fn a_firewall_that_blocks_roce_is_named() {
     }
 }
 
-/// What connections find out of a path that drops large packets is used, named, and known to the next stream.
+/// What connections find out of a path that drops large packets is used, named, and known to the
+/// next stream.
 #[test]
 fn a_path_that_drops_large_packets_is_named_and_used_with_small_ones() {
     let Some(scene) = Scene::new("a_path_that_drops_large_packets") else {

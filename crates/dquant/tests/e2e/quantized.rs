@@ -1,4 +1,5 @@
-//! Values of floating point, as they are and quantized: the same batches in every placement, and what is refused.
+//! Values of floating point, as they are and quantized: the same batches in every placement, and
+//! what is refused.
 
 use std::fs;
 

@@ -1,4 +1,5 @@
-//! Several trainers of one job: which batches each gets, what they share, and what happens when one leaves.
+//! Several trainers of one job: which batches each gets, what they share, and what happens when one
+//! leaves.
 
 use std::collections::BTreeMap;
 use std::sync::Barrier;
@@ -104,7 +105,8 @@ fn trainers_of_a_machine_read_one_stream() {
     }
 }
 
-/// With rings, slots and memory as they are by default, and while a job that starts again opens its first streams.
+/// With rings, slots and memory as they are by default, and while a job that starts again opens its
+/// first streams.
 #[test]
 fn eight_ranks_train_and_evaluate_on_a_dpu_with_defaults() {
     let Some(world) = World::new("eight_ranks_train_and_evaluate") else {
@@ -296,7 +298,8 @@ fn ranks_that_cannot_be_are_refused() {
     assert!(ran.stderr.contains("write it as R/N"), "{}", ran.stderr);
 }
 
-/// Trainers that never come hold descriptors of the DPU: there is a limit to them, and they go with the others.
+/// Trainers that never come hold descriptors of the DPU: there is a limit to them, and they go with
+/// the others.
 #[test]
 fn seats_of_trainers_are_bounded_and_come_back() {
     let Some(world) = World::new("seats_of_trainers_are_bounded") else {

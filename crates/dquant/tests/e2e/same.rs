@@ -204,8 +204,8 @@ fn congestion_control_changes_nothing_and_is_shown() {
     }
 }
 
-/// The library of this workspace. Cargo puts it beside the program, or in the folder of the tests, when it was
-/// built.
+/// The library of this workspace. Cargo puts it beside the program, or in the folder of the tests,
+/// when it was built.
 fn built_library() -> Option<PathBuf> {
     let folder = Path::new(env!("CARGO_BIN_EXE_dquant")).parent()?;
     let places = ["libibverbs.so", "deps/libibverbs.so"].map(|name| folder.join(name));
@@ -270,7 +270,8 @@ fn a_stream_resumes_at_any_batch() {
     every_way(&world, &target, &dpu, &args, &far);
 }
 
-/// More datasets than there was memory for when each took two groups of 8 MiB, and weights that change.
+/// More datasets than there was memory for when each took two groups of 8 MiB, and weights that
+/// change.
 #[test]
 fn many_datasets_open_with_default_settings() {
     let Some(world) = World::new("many_datasets_open_with_default_settings") else {

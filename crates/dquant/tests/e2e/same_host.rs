@@ -1,7 +1,7 @@
 //! Blocks that the target writes into its reader's memory without packets.
 //!
-//! Whatever happens to either process, the stream has the bytes that it has with packets, and both daemons give
-//! everything back. Where something forbids this path, both ends use packets.
+//! Whatever happens to either process, the stream has the bytes that it has with packets, and both
+//! daemons give everything back. Where something forbids this path, both ends use packets.
 
 use rustix::process::Signal;
 use xio::dataset::Dtype;

@@ -66,7 +66,8 @@ fn without_offload_too() {
     assert_same(&got, &want);
 }
 
-/// Tokens and their loss weights come from two files over one connection, which is lost in the middle.
+/// Tokens and their loss weights come from two files over one connection, which is lost in the
+/// middle.
 #[test]
 fn loss_weights_stay_with_their_tokens() {
     let Some(world) = World::new("loss_weights_stay_with_their_tokens") else {

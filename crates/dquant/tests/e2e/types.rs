@@ -1,4 +1,5 @@
-//! The type of a flat file: from its manifest, from the user, or from its bytes; never a silent mistake.
+//! The type of a flat file: from its manifest, from the user, or from its bytes; never a silent
+//! mistake.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -107,7 +108,8 @@ fn cut(path: &Path, len: u64) {
         .expect("writable");
 }
 
-/// A header of llm.c in front of the tokens: the target reads behind it, and refuses one that nobody knows.
+/// A header of llm.c in front of the tokens: the target reads behind it, and refuses one that
+/// nobody knows.
 #[test]
 fn headers_are_no_tokens_at_the_target_either() {
     let Some(world) = World::new("headers_are_no_tokens") else {

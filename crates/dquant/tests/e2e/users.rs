@@ -1,5 +1,5 @@
-//! Daemons and trainers of different users: who may connect, who gets the token, and who meets whom. Root runs these tests,
-//! as users that need no account.
+//! Daemons and trainers of different users: who may connect, who gets the token, and who meets
+//! whom. Root runs these tests, as users that need no account.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;

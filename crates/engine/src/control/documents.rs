@@ -1,8 +1,9 @@
 //! Tables of documents on their way from a target to a reader, in pieces.
 //!
-//! The target reads an index while it sends, so a call holds one block of three arrays and one piece there, however
-//! large the index is. The reader trusts nothing: number, tokens and fingerprint of the documents have to be those of
-//! the description that it got before, so an index that changed in between is noticed.
+//! The target reads an index while it sends, so a call holds one block of three arrays and one
+//! piece there, however large the index is. The reader trusts nothing: number, tokens and
+//! fingerprint of the documents have to be those of the description that it got before, so an index
+//! that changed in between is noticed.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -117,8 +118,8 @@ fn too_late() -> Status {
 }
 
 impl Readers {
-    /// Begins to read what is asked for. `call` is held until the last piece was taken; `refused` gets to know why there
-    /// are fewer.
+    /// Begins to read what is asked for. `call` is held until the last piece was taken; `refused`
+    /// gets to know why there are fewer.
     ///
     /// # Errors
     /// When too many others read tables.
@@ -383,7 +384,8 @@ fn malformed(text: String) -> Error {
 }
 
 impl<'a> Arriving<'a> {
-    /// The tables of the datasets that were described as `infos`; `asked` says whether hashes and a list were.
+    /// The tables of the datasets that were described as `infos`; `asked` says whether hashes and a
+    /// list were.
     ///
     /// # Errors
     /// When a description lacks the documents, or has more than are supported.
@@ -703,7 +705,8 @@ mod tests {
         says(&[other, DocumentsReply { sequences: vec![0x80], ..of(&[]) }], "cut off");
     }
 
-    /// What a reader got is no table if the rest was not sent: it has to be told that it is too slow.
+    /// What a reader got is no table if the rest was not sent: it has to be told that it is too
+    /// slow.
     #[test]
     fn a_reader_that_is_too_slow_is_told() {
         let folder =

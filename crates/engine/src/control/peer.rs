@@ -1,7 +1,7 @@
 //! A daemon as its callers see it: its address, whether it replies, what it refuses.
 //!
-//! Every call has a timeout ([`CALL_TIMEOUT`]), and every failure names the daemon. A daemon's refusal
-//! becomes an error of ours with the daemon's hint; a timeout and a closed connection are
+//! Every call has a timeout ([`CALL_TIMEOUT`]), and every failure names the daemon. A daemon's
+//! refusal becomes an error of ours with the daemon's hint; a timeout and a closed connection are
 //! [`Kind::Unreachable`](service::error::Kind::Unreachable).
 
 use std::fmt;
@@ -132,8 +132,8 @@ impl Peer {
 const FOREIGN_HINT: &str =
     "something other than dquant answers at this port: name the control port of a daemon";
 
-/// Whether the reply came from something other than gRPC: a server of HTTP/2, or one of HTTP/1, whose
-/// reply is no frame.
+/// Whether the reply came from something other than gRPC: a server of HTTP/2, or one of HTTP/1,
+/// whose reply is no frame.
 fn is_foreign(status: &Status) -> bool {
     status.message().starts_with("grpc-status header missing")
         || root_cause(status).contains("frame with invalid size")

@@ -1,8 +1,9 @@
 //! The stages of a session as messages.
 //!
-//! The reader sends one list of target-side stages for each dataset. The target checks the lists against its
-//! files and replies with the stages that it will run. Either end refuses stages that it does not know or did
-//! not request, so a peer of another version is refused with a hint and never misread (C7).
+//! The reader sends one list of target-side stages for each dataset. The target checks the lists
+//! against its files and replies with the stages that it will run. Either end refuses stages that
+//! it does not know or did not request, so a peer of another version is refused with a hint and
+//! never misread (C7).
 
 use xio::dataset::Dtype;
 use xio::kernel::{Codec, Compression, Quant};
@@ -51,7 +52,8 @@ pub(crate) fn message(
                 let (codec, packed) = (codec.to_string(), stages.form().packing.is_some());
                 Some(Kind::Compress(CompressStage { dtype, codec, level, always, packed }))
             }
-            // Readers do the rest: the message has no such stages, and a target refuses one without a kind.
+            // Readers do the rest: the message has no such stages, and a target refuses one without
+            // a kind.
             BlockOp::Fit { .. }
             | BlockOp::Widen { .. }
             | BlockOp::Dequantize { .. }

@@ -20,8 +20,9 @@ use crate::status::Counters;
 /// Time between two reports of an engine.
 const REPORT_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Shares an engine's counters among callers. However many call, and whether they wait for the reply or
-/// not, the engine gets one command at a time; callers that came before it was sent share its reply.
+/// Shares an engine's counters among callers. However many call, and whether they wait for the
+/// reply or not, the engine gets one command at a time; callers that came before it was sent share
+/// its reply.
 #[derive(Debug)]
 pub(crate) struct Reports<C> {
     commands: Commands<C>,

@@ -60,8 +60,8 @@ pub struct TargetService {
 }
 
 impl TargetService {
-    /// Serves the datasets of `catalog`, through the engine behind `commands`, on a control port and a RoCE
-    /// endpoint.
+    /// Serves the datasets of `catalog`, through the engine behind `commands`, on a control port
+    /// and a RoCE endpoint.
     pub(crate) fn new(
         catalog: Catalog,
         commands: Commands<Command>,
@@ -86,8 +86,9 @@ impl TargetService {
         }
     }
 
-    /// File work blocks, so it runs outside the async threads. It holds the call until it ends, even if the
-    /// caller has given up, so a client that calls and resets in a loop cannot occupy all those threads.
+    /// File work blocks, so it runs outside the async threads. It holds the call until it ends,
+    /// even if the caller has given up, so a client that calls and resets in a loop cannot occupy
+    /// all those threads.
     async fn find(&self, refs: Vec<DatasetRef>, call: Held) -> Result<Vec<Found>, Status> {
         let catalog = Arc::clone(&self.catalog);
         let find = move || {
@@ -98,8 +99,9 @@ impl TargetService {
         found.map_err(|error| Status::internal(error.to_string()))?
     }
 
-    /// Finds out whether a reader is a process whose memory is reached through shared memory, and if not, why not. The
-    /// processes exchange messages, which takes seconds if the other one is stopped.
+    /// Finds out whether a reader is a process whose memory is reached through shared memory, and
+    /// if not, why not. The processes exchange messages, which takes seconds if the other one is
+    /// stopped.
     async fn local_peer(&self, reader: SocketAddr, call: Held) -> LocalPeer {
         let discovery = self.discovery.clone()?;
         let discover = move || {
@@ -160,8 +162,8 @@ impl TargetService {
         Ok((reply, open))
     }
 
-    /// The table that the stages name, which must be the one that was described to the reader; empty if they
-    /// name none.
+    /// The table that the stages name, which must be the one that was described to the reader;
+    /// empty if they name none.
     async fn table(
         &self,
         lists: &[crate::proto::TargetStages],
@@ -235,8 +237,8 @@ impl TargetService {
         loaded.map_err(|error| Status::internal(error.to_string()))?.map(Some)
     }
 
-    /// The guard is created where the engine's reply arrives: if the caller has given up meanwhile, both are
-    /// dropped and the session ends.
+    /// The guard is created where the engine's reply arrives: if the caller has given up meanwhile,
+    /// both are dropped and the session ends.
     async fn open(&self, spec: SessionSpec, call: Held) -> Result<(QpAddress, Guard), Status> {
         let commands = self.commands.clone();
         let opened = tokio::task::spawn_blocking(move || {
@@ -277,11 +279,11 @@ struct Open {
 }
 
 impl Open {
-    /// Waits until the reader closes its stream (`closed`) or the session fails, then ends the session and
-    /// logs it. Returns what the reader has to know of the failure.
+    /// Waits until the reader closes its stream (`closed`) or the session fails, then ends the
+    /// session and logs it. Returns what the reader has to know of the failure.
     async fn last(mut self, closed: impl Future<Output = ()>) -> Option<SessionReply> {
-        // A reader that only waits for data does not notice that our queue pair failed, unless the control
-        // stream ends on our side.
+        // A reader that only waits for data does not notice that our queue pair failed, unless the
+        // control stream ends on our side.
         let ended = tokio::select! {
             () = closed => None,
             ended = &mut self.ended => Some(ended),
@@ -483,7 +485,8 @@ pub fn queue_pair(ours: &QpAddress, mtu: u32) -> QueuePair {
     }
 }
 
-/// Checks a queue pair from a message: numbers in range, and an address that our endpoint at `ours` can send to.
+/// Checks a queue pair from a message: numbers in range, and an address that our endpoint at `ours`
+/// can send to.
 pub fn qp_address(message: &QueuePair, ours: SocketAddr) -> Result<QpAddress, String> {
     let address: SocketAddr = message
         .address
@@ -511,7 +514,8 @@ pub struct Session {
     /// Nothing more is sent; dropping it ends the session.
     _requests: tokio::sync::mpsc::Sender<SessionRequest>,
     replies: Streaming<SessionReply>,
-    /// The bytes of data that the target could not get through, once it has said that this is why it ends.
+    /// The bytes of data that the target could not get through, once it has said that this is why
+    /// it ends.
     pub unacknowledged_bytes: u32,
 }
 
@@ -574,11 +578,12 @@ impl TargetControl {
         Ok(self.peer.within(call).await?.into_inner())
     }
 
-    /// The documents of datasets that were described as `infos`, with their documents, and what else is asked for.
-    /// The memory for a list is taken from `budget`.
+    /// The documents of datasets that were described as `infos`, with their documents, and what
+    /// else is asked for. The memory for a list is taken from `budget`.
     ///
     /// # Errors
-    /// When the target refuses or takes too long, and when its reply does not agree with the descriptions.
+    /// When the target refuses or takes too long, and when its reply does not agree with the
+    /// descriptions.
     pub async fn documents(
         &self,
         asked: DocumentsRequest,

@@ -1,5 +1,5 @@
-//! A thread that frees what takes long to free: rings of up to 1 GiB, tables of a thousand datasets, files to
-//! close.
+//! A thread that frees what takes long to free: rings of up to 1 GiB, tables of a thousand
+//! datasets, files to close.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -42,8 +42,8 @@ impl Disposer {
         }
     }
 
-    /// Things that wait in the engine. The engine opens nothing while there are any, so what it holds stays
-    /// bounded.
+    /// Things that wait in the engine. The engine opens nothing while there are any, so what it
+    /// holds stays bounded.
     pub(crate) fn waiting(&self) -> usize {
         self.waiting.len()
     }

@@ -1,7 +1,8 @@
 //! The DPU's engine: streams between storage targets and the rings of host processes.
 //!
-//! Each stream is an [`xio::reader::Reader`] with a ring. The same engine runs in the DPU daemon and, without
-//! offload, inside the host process: only the process that pays for its CPU time differs.
+//! Each stream is an [`xio::reader::Reader`] with a ring. The same engine runs in the DPU daemon
+//! and, without offload, inside the host process: only the process that pays for its CPU time
+//! differs.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -36,8 +37,8 @@ use crate::budget::Lease;
 use crate::data::sink::RingSink;
 use crate::status::Counters;
 
-/// Streams at once. A stream's resources are bounded by memory; this bounds the work of an engine in each
-/// turn.
+/// Streams at once. A stream's resources are bounded by memory; this bounds the work of an engine
+/// in each turn.
 pub const MAX_STREAMS: usize = 256;
 
 /// Completions of a stream that may be waiting to be polled, in each direction.
@@ -153,14 +154,14 @@ struct Line {
     ours: QpAddress,
 }
 
-/// What a stream's queue pairs work with. The protection domain is its own: a target that serves one stream
-/// cannot access the memory of another, whatever keys it knows.
+/// What a stream's queue pairs work with. The protection domain is its own: a target that serves
+/// one stream cannot access the memory of another, whatever keys it knows.
 #[derive(Clone, Copy)]
 struct Domain {
     pd: PdId,
     data: (PoolRange, MemoryRegion),
-    /// Those of every connection, one after the other. They last as long as the stream: another one must not take
-    /// their memory while this one has lost its target.
+    /// Those of every connection, one after the other. They last as long as the stream: another one
+    /// must not take their memory while this one has lost its target.
     capsules: (PoolRange, MemoryRegion),
     cqs: (CqId, CqId),
 }
@@ -395,8 +396,8 @@ impl<F: Adapter> Engine<F> {
         let Some(command) = self.commands.take() else {
             return false;
         };
-        // A caller that gave up waiting for a reply closes the stream, so a reply without a receiver loses
-        // nothing.
+        // A caller that gave up waiting for a reply closes the stream, so a reply without a
+        // receiver loses nothing.
         let work = match command {
             Command::Open(spec, reply) => {
                 drop(reply.send(self.open(spec)));

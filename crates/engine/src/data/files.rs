@@ -1,7 +1,8 @@
 //! The engine of one stream over files of this machine: disk, reader and ring on one thread.
 //!
-//! There is no target, no DPU and no network: nothing here opens a socket. The engine ends when its handle
-//! is dropped; its trainer sees the end of an engine that ended by itself as the end of a pipe.
+//! There is no target, no DPU and no network: nothing here opens a socket. The engine ends when its
+//! handle is dropped; its trainer sees the end of an engine that ended by itself as the end of a
+//! pipe.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -23,7 +24,8 @@ use crate::action::Action;
 use crate::data::dpu::StreamReport;
 use crate::data::sink::RingSink;
 
-/// Reads under way: 8 MiB of the blocks of a shuffle. Larger ones are bounded by the buffers of their group.
+/// Reads under way: 8 MiB of the blocks of a shuffle. Larger ones are bounded by the buffers of
+/// their group.
 const DEPTH: u32 = 64;
 
 /// A stream over local files to begin.
@@ -31,7 +33,8 @@ const DEPTH: u32 = 64;
 pub(crate) struct FileStreamSpec {
     /// The order of samples, computed up to where the stream begins, and what to deliver.
     pub(crate) setup: ReaderSetup,
-    /// The files, opened for buffered reads, in the order of the sources, and what their manifests say.
+    /// The files, opened for buffered reads, in the order of the sources, and what their manifests
+    /// say.
     pub(crate) files: Vec<(OpenFile, Option<FileSums>)>,
     /// Their names, for messages.
     pub(crate) names: Vec<String>,
@@ -55,10 +58,11 @@ impl FileEngine {
     pub(crate) fn start(spec: FileStreamSpec) -> Result<(FileEngine, OwnedFd), EngineError> {
         let os = |what| move |source| EngineError::Os { what, source };
         let has_manifest = spec.files.iter().any(|(_, sums)| sums.is_some());
-        // Of thousands of datasets few are read before the first batch; buffered reads need no registration.
+        // Of thousands of datasets few are read before the first batch; buffered reads need no
+        // registration.
         let pool = Pool::on_demand(LocalReader::memory_bytes(&spec.setup, has_manifest).max(1))?;
-        // SAFETY: the region stays mapped for as long as its handle lives. Only the reader reads into it, and
-        // nobody accesses a destination before the read completes (`xio::disk`).
+        // SAFETY: the region stays mapped for as long as its handle lives. Only the reader reads
+        // into it, and nobody accesses a destination before the read completes (`xio::disk`).
         let memory = unsafe { DiskMemory::new(pool.base(), pool.len(), pool.region()) }.on_demand();
         let mut disk = UringDisk::new(memory, DEPTH + PROOF_BUFFERS)?;
         let add = |(file, sums)| disk.add_open(file).map(|file| LocalFile { file, sums });

@@ -1,14 +1,16 @@
 //! Engine threads: the loops that move token data.
 //!
-//! One thread per role owns everything its data path needs (endpoint, wire, registered memory, disk or rings)
-//! and shares nothing. The control plane sends commands through a bounded queue with a wake-up; the reply
-//! returns on a channel inside the command. The end of a stream or session, which must not be refused, is
-//! signalled through [`Signals`]. The thread polls while there is work, spins briefly when there is none,
-//! then sleeps until a packet, a completion, a credit, a command or a timer.
+//! One thread per role owns everything its data path needs (endpoint, wire, registered memory, disk
+//! or rings) and shares nothing. The control plane sends commands through a bounded queue with a
+//! wake-up; the reply returns on a channel inside the command. The end of a stream or session,
+//! which must not be refused, is signalled through [`Signals`]. The thread polls while there is
+//! work, spins briefly when there is none, then sleeps until a packet, a completion, a credit, a
+//! command or a timer.
 //!
-//! All clients of an engine wait while it serves one of them, so no request may cost it more than about a
-//! millisecond at a time: the client's thread computes a stream's order, a poll does a bounded amount of
-//! work, and what is expensive to free goes to a `Disposer`. `Turns` keeps the longest times.
+//! All clients of an engine wait while it serves one of them, so no request may cost it more than
+//! about a millisecond at a time: the client's thread computes a stream's order, a poll does a
+//! bounded amount of work, and what is expensive to free goes to a `Disposer`. `Turns` keeps the
+//! longest times.
 
 mod disposer;
 pub mod dpu;
@@ -53,15 +55,17 @@ const SPIN: Duration = Duration::from_micros(5);
 /// Commands that may wait for an engine.
 const COMMAND_QUEUE: usize = 256;
 
-/// Local ACK timeout code: 4.096 us * 2^13 = 34 ms, well above the scheduling delays of a busy host.
+/// Local ACK timeout code: 4.096 us * 2^13 = 34 ms, well above the scheduling delays of a busy
+/// host.
 const ACK_TIMEOUT: u8 = 13;
 
-/// Retries when the peer has no receive posted. Both sides post theirs in advance; a peer that does not is
-/// broken, and must not hold our staging buffers for ever.
+/// Retries when the peer has no receive posted. Both sides post theirs in advance; a peer that does
+/// not is broken, and must not hold our staging buffers for ever.
 const RNR_RETRY: u8 = 6;
 
-/// Unacknowledged packets per queue pair: 2 MiB at the largest MTU. A receiver acknowledges once per
-/// round, up to 480 packets; with a smaller window the two ends take turns instead of overlapping.
+/// Unacknowledged packets per queue pair: 2 MiB at the largest MTU. A receiver acknowledges once
+/// per round, up to 480 packets; with a smaller window the two ends take turns instead of
+/// overlapping.
 const WINDOW_PACKETS: u32 = 512;
 
 /// The limit on the memory of streams, as it is named in messages.
@@ -480,9 +484,9 @@ impl<C> Commands<C> {
         Ok(())
     }
 
-    /// Queues a command created around a reply channel, waiting for room in the queue, and waits for the
-    /// reply. The engine takes commands under any load, and the number of callers is bounded, so only an
-    /// engine that has stopped gives no reply.
+    /// Queues a command created around a reply channel, waiting for room in the queue, and waits
+    /// for the reply. The engine takes commands under any load, and the number of callers is
+    /// bounded, so only an engine that has stopped gives no reply.
     pub fn call<R>(&self, make: impl FnOnce(SyncSender<R>) -> C) -> Result<R, EngineError> {
         let (reply, answer) = sync_channel(1);
         let stopped = EngineError::Unavailable("has stopped");

@@ -1,8 +1,9 @@
-//! Messages that must reach an engine however full its command queue is: the end of a stream or session, and
-//! failures that would otherwise leave its trainer waiting.
+//! Messages that must reach an engine however full its command queue is: the end of a stream or
+//! session, and failures that would otherwise leave its trainer waiting.
 //!
-//! A queue may refuse requests for something new. The owner of something that ends cannot retry later, so
-//! these messages have a place that exists as long as the stream does: flags, which cannot be full.
+//! A queue may refuse requests for something new. The owner of something that ends cannot retry
+//! later, so these messages have a place that exists as long as the stream does: flags, which
+//! cannot be full.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -81,7 +82,8 @@ impl Signals {
         self.shared.is_raised.load(Ordering::Acquire)
     }
 
-    /// Takes the messages, for the engine; `None` while another thread is adding one, which will wake it.
+    /// Takes the messages, for the engine; `None` while another thread is adding one, which will
+    /// wake it.
     pub(crate) fn take(&self) -> Option<Raised> {
         let mut raised = match self.shared.raised.try_lock() {
             Ok(raised) => raised,

@@ -39,8 +39,8 @@ const fn fault_hint(fault: MapFault) -> &'static str {
     }
 }
 
-/// How long a sleeping host may wait for a slot that is ready: an engine that is busy with other streams has no sleep
-/// before which it would signal.
+/// How long a sleeping host may wait for a slot that is ready: an engine that is busy with other
+/// streams has no sleep before which it would signal.
 const LONGEST_DEFERRAL: Duration = Duration::from_millis(1);
 
 /// A stream's ring for the ranks that read the same batches.
@@ -49,8 +49,8 @@ struct Ring {
     producer: Producer,
     /// The slot being filled.
     taken: Option<SlotIndex>,
-    /// Slots that must be ready before a sleeping host is signalled: half of the ring. A wake-up costs the host more
-    /// than it spends on a slot.
+    /// Slots that must be ready before a sleeping host is signalled: half of the ring. A wake-up
+    /// costs the host more than it spends on a slot.
     doorbell_slots: u32,
     /// Since when a slot may wait for a host that sleeps.
     deferred_since: Option<Time>,
@@ -117,7 +117,8 @@ impl RingSink {
         }
     }
 
-    /// Prepares the rings for our sleep; `false` if a credit came meanwhile and there is work to do.
+    /// Prepares the rings for our sleep; `false` if a credit came meanwhile and there is work to
+    /// do.
     pub(crate) fn prepare_sleep(&mut self) -> bool {
         self.rings.iter_mut().for_each(Ring::signal_now);
         let Some(full) = self.waits_for else {
@@ -365,7 +366,8 @@ mod tests {
         assert!(sleeps_after(Sink::finish));
     }
 
-    /// An engine with work for others never sleeps, so it signals a host that waits for the first slot of many.
+    /// An engine with work for others never sleeps, so it signals a host that waits for the first
+    /// slot of many.
     #[test]
     fn a_sleeping_host_is_signalled_for_one_slot_after_a_while() {
         let config = RingConfig { slots: 16, slot_bytes: 4096 };

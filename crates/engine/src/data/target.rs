@@ -33,8 +33,8 @@ use super::{
 use crate::action::Action;
 use crate::status::{self, Counters};
 
-/// Disk reads in flight: all that the staging buffers have room for. With less, one session whose storage hangs could take
-/// the whole queue.
+/// Disk reads in flight: all that the staging buffers have room for. With less, one session whose
+/// storage hangs could take the whole queue.
 fn disk_queue(staging_buffers: u32) -> u32 {
     staging_buffers.saturating_mul(READS_PER_BUFFER).clamp(1, MAX_DEPTH)
 }
@@ -111,8 +111,8 @@ pub struct TargetEngine {
     pub thread: JoinHandle<()>,
 }
 
-/// Memory of a session, in a protection domain of its own: its reader cannot access memory of another
-/// session, and staging buffers only through our own work requests.
+/// Memory of a session, in a protection domain of its own: its reader cannot access memory of
+/// another session, and staging buffers only through our own work requests.
 #[derive(Clone, Copy, Debug)]
 struct Domain {
     pd: PdId,
@@ -181,8 +181,8 @@ struct Engine<F> {
 }
 
 impl TargetEngine {
-    /// Starts the engine with `count` staging buffers for a session that is alone, and one that is reserved for a session
-    /// that opens later.
+    /// Starts the engine with `count` staging buffers for a session that is alone, and one that is
+    /// reserved for a session that opens later.
     pub fn start(config: HostConfig, count: u32) -> Result<TargetEngine, EngineError> {
         let count = count.max(2) + 1;
         let bytes = u64::from(count) * u64::from(STAGING_BYTES);
@@ -205,8 +205,8 @@ impl TargetEngine {
         let kernels = host::kernels::best().0;
         let target = Target::new(staging.addr, count, cqs.0, cqs.1, kernels);
         let pool = host.adapter.memory();
-        // SAFETY: the region stays mapped for as long as its handle lives. Only the target reads into it, and
-        // nobody accesses a destination before the read completes (`xio::disk`).
+        // SAFETY: the region stays mapped for as long as its handle lives. Only the target reads
+        // into it, and nobody accesses a destination before the read completes (`xio::disk`).
         let memory = unsafe { DiskMemory::new(pool.base(), pool.len(), pool.region()) };
         let disk = UringDisk::new(memory, disk_queue(count))?;
         let mut notes = host.notes();
@@ -336,8 +336,8 @@ impl<F: Adapter> Engine<F> {
         true
     }
 
-    /// Returns our end, with the path MTU in use. On refusal the request is returned, so that its creator
-    /// frees it.
+    /// Returns our end, with the path MTU in use. On refusal the request is returned, so that its
+    /// creator frees it.
     fn open(&mut self, spec: SessionSpec) -> Result<QpAddress, Refused> {
         let (domain, address) = match self.queue_pair_for(&spec) {
             Ok(made) => made,
@@ -420,8 +420,9 @@ impl<F: Adapter> Engine<F> {
         self.disposer.dispose(sources);
     }
 
-    /// Removes the files of ended sessions from the disk, except where a read is under way: its end wakes us,
-    /// and the file is retried. Closing them may wait for a file system, so that is not done here.
+    /// Removes the files of ended sessions from the disk, except where a read is under way: its end
+    /// wakes us, and the file is retried. Closing them may wait for a file system, so that is not
+    /// done here.
     fn close_files(&mut self) {
         let (disk, mut closing) = (&mut self.disk, Vec::new());
         self.leaving.retain(|file| match disk.remove_file(*file) {

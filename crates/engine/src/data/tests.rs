@@ -111,7 +111,8 @@ fn try_open(engine: &DpuEngine, rings: &Budget) -> Result<Opened, EngineError> {
     Ok(Opened { id, signals, consumer, _alive: alive, _events: lost })
 }
 
-/// A stream that has lost its target must not find that another one has taken the memory for its new connection.
+/// A stream that has lost its target must not find that another one has taken the memory for its
+/// new connection.
 #[test]
 fn every_stream_that_fits_can_be_connected_again() {
     let rings = Budget::rings(8 * RING_BYTES);
@@ -191,7 +192,8 @@ fn streams_are_not_bounded_by_what_one_sleep_watches() {
     assert_eq!(status().get("dpu.memory_free_bytes"), free_bytes);
 }
 
-/// Opens a session without datasets. Returns the target's end, what is told when it ends, and what ends it.
+/// Opens a session without datasets. Returns the target's end, what is told when it ends, and what
+/// ends it.
 fn open_session(
     engine: &TargetEngine,
     mtu: Mtu,

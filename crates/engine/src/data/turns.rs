@@ -1,7 +1,8 @@
 //! How long an engine's turns take, by what they were spent on.
 //!
-//! While an engine works for one client, all others wait. The longest time of each kind of work shows which
-//! kind makes them wait. It is wall time, including the time that the scheduler gave to other threads.
+//! While an engine works for one client, all others wait. The longest time of each kind of work
+//! shows which kind makes them wait. It is wall time, including the time that the scheduler gave to
+//! other threads.
 
 use nic::clock;
 use nic::driver::RESCUED;

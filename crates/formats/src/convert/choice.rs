@@ -1,7 +1,9 @@
-//! Which documents of a source are written: those that a list of hashes keeps, and of equal ones the first.
+//! Which documents of a source are written: those that a list of hashes keeps, and of equal ones
+//! the first.
 //!
-//! The hash of a document is known when all of it was read, so the source is read once before it is copied. What is kept
-//! takes one bit a document, the hashes of a deduplication some 10 to 20 bytes for each different one.
+//! The hash of a document is known when all of it was read, so the source is read once before it is
+//! copied. What is kept takes one bit a document, the hashes of a deduplication some 10 to 20 bytes
+//! for each different one.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -112,8 +114,8 @@ impl Chooser<'_> {
     }
 }
 
-/// Reads a source and tells which of its documents are kept. `watch` receives the number of tokens and the share of the
-/// parts. `plan` is in the type of the source.
+/// Reads a source and tells which of its documents are kept. `watch` receives the number of tokens
+/// and the share of the parts. `plan` is in the type of the source.
 ///
 /// # Errors
 /// When the source cannot be read, has no documents, or none is kept.

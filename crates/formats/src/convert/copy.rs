@@ -40,7 +40,8 @@ pub(super) struct Progress {
     /// Tokens since the last end of a document, in the source and in the output.
     source_document: u64,
     document: u64,
-    /// Sequences of the document that ended, and are not written yet: a document that is left out has none.
+    /// Sequences of the document that ended, and are not written yet: a document that is left out
+    /// has none.
     sequences_due: u64,
     /// Everything so far.
     pub(super) tokens: Digest,
@@ -57,8 +58,8 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// The id that ends every document and occurs nowhere else, if there is one; `occurrences` is how often
-    /// `first_end` occurs.
+    /// The id that ends every document and occurs nowhere else, if there is one; `occurrences` is
+    /// how often `first_end` occurs.
     pub(super) fn common_end(&self, occurrences: u64) -> Option<i128> {
         let common = !self.ends_differ && self.document == 0 && occurrences == self.documents.count;
         // One end says nothing about the rest of a dataset.
@@ -76,7 +77,8 @@ pub(super) struct Saved {
 /// Writes chunks.
 pub(super) struct Copier<'a> {
     writer: Box<dyn Writer>,
-    /// The writer of loss weights, where they are kept; that of the tokens settles as it goes then, too.
+    /// The writer of loss weights, where they are kept; that of the tokens settles as it goes then,
+    /// too.
     weights: Option<Box<dyn Writer>>,
     cut: Cut<'a>,
     dtype: Dtype,

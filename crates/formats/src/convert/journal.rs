@@ -90,7 +90,8 @@ struct Named {
 /// The mode of a folder that only this user can enter.
 const PRIVATE: u32 = 0o700;
 
-/// How the name of that folder ends, and that of the file in it which lists the names that are given.
+/// How the name of that folder ends, and that of the file in it which lists the names that are
+/// given.
 const ENDING: &str = ".dquant-convert";
 const NAMES: &str = "names.json";
 
@@ -101,8 +102,8 @@ pub(super) struct Staging {
 }
 
 impl Staging {
-    /// Creates the folder, or takes the one that an earlier run has left. Whoever can open a folder can lock it, so it is
-    /// closed to other users.
+    /// Creates the folder, or takes the one that an earlier run has left. Whoever can open a folder
+    /// can lock it, so it is closed to other users.
     pub(super) fn open(output: &Path) -> Result<Staging, Error> {
         let path = whole::beside(output, ENDING);
         match DirBuilder::new().mode(PRIVATE).create(&path) {
@@ -124,8 +125,9 @@ impl Staging {
         }
     }
 
-    /// Gives files their names, one after the other: those in the folder, and those of the output. It is noted first, so
-    /// that [`recall`](Staging::recall) takes them back of a run that ends in between.
+    /// Gives files their names, one after the other: those in the folder, and those of the output.
+    /// It is noted first, so that [`recall`](Staging::recall) takes them back of a run that ends in
+    /// between.
     pub(super) fn name(&self, files: &[(PathBuf, PathBuf)]) -> Result<(), Error> {
         let named = |(staged, output): &(PathBuf, PathBuf)| {
             let found = fs::metadata(staged).map_err(Error::read(staged))?;
@@ -140,8 +142,9 @@ impl Staging {
         files.iter().try_for_each(|(staged, output)| whole::rename(staged, output))
     }
 
-    /// Takes back what a run that was killed while it named its files had named: the same command then goes on, where it
-    /// would find an output that exists. Files that were put in their place since then stay.
+    /// Takes back what a run that was killed while it named its files had named: the same command
+    /// then goes on, where it would find an output that exists. Files that were put in their place
+    /// since then stay.
     pub(super) fn recall(output: &Path) -> Result<(), Error> {
         let path = whole::beside(output, ENDING).join(NAMES);
         if !path.is_file() {

@@ -84,7 +84,8 @@ fn invalid_manifests_are_refused_with_the_field() {
     }
 }
 
-/// A split is said beside the fields that decide what is read, so a dataset is the same with and without it.
+/// A split is said beside the fields that decide what is read, so a dataset is the same with and
+/// without it.
 #[test]
 fn a_split_names_the_other_part_and_changes_no_fingerprint() {
     let folder = Folder::new("split");

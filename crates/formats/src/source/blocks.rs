@@ -22,8 +22,8 @@ impl<'a> Blocks<'a> {
         Blocks { file, path, at, end, buffer: Vec::new(), used: 0 }
     }
 
-    /// The next bytes, at most `most` of them and at least one unless the range has ended. Where range and `most` are
-    /// whole numbers of tokens, so is the piece.
+    /// The next bytes, at most `most` of them and at least one unless the range has ended. Where
+    /// range and `most` are whole numbers of tokens, so is the piece.
     pub(crate) fn next(&mut self, most: u64) -> Result<&[u8], Error> {
         if self.used == self.buffer.len() {
             let len = BLOCK_BYTES.min(self.end - self.at);

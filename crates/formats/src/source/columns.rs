@@ -1,8 +1,9 @@
 //! Parquet and Arrow: a column of lists of integers, one list per document.
 //!
-//! Parts are row groups of Parquet and record batches of Arrow. An Arrow file is read as the stream that it contains;
-//! the lengths of its messages are checked against the file before anything is allocated. The decoders are those of
-//! the Arrow project; what they refuse is an error that names the file.
+//! Parts are row groups of Parquet and record batches of Arrow. An Arrow file is read as the stream
+//! that it contains; the lengths of its messages are checked against the file before anything is
+//! allocated. The decoders are those of the Arrow project; what they refuse is an error that names
+//! the file.
 
 mod targets;
 mod weights;
@@ -437,7 +438,8 @@ impl<'a> Lists<'a> {
 fn raw_values(array: &ArrayRef) -> Option<(&[u8], usize)> {
     macro_rules! raw {
         ($type:ty, $bytes:expr) => {
-            // An aligned view of the values of this array alone: `values` has cut offset and length.
+            // An aligned view of the values of this array alone: `values` has cut offset and
+            // length.
             (array.as_primitive_opt::<$type>()?.values().inner().as_slice(), $bytes)
         };
     }

@@ -1,7 +1,8 @@
 //! Flat, NumPy and Megatron files: the tokens of all documents in one run.
 //!
-//! A Megatron index is checked whole when it is opened, in blocks ([`megatron::Walk`]); of its arrays only the starts
-//! of the parts are kept. Sequences of Megatron that belong to one document are joined.
+//! A Megatron index is checked whole when it is opened, in blocks ([`megatron::Walk`]); of its
+//! arrays only the starts of the parts are kept. Sequences of Megatron that belong to one document
+//! are joined.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -91,7 +92,8 @@ pub(super) fn open(
     }
 }
 
-/// The file with the tokens of a pair, of which either half is named: a `.npy` is one without NumPy's header.
+/// The file with the tokens of a pair, of which either half is named: a `.npy` is one without
+/// NumPy's header.
 fn data_of(path: &Path) -> PathBuf {
     let (bin, npy) = (path.with_extension("bin"), path.with_extension("npy"));
     let is_npy = path == npy || !bin.exists() && npy.exists();

@@ -128,7 +128,8 @@ impl Hashes {
 mod tests {
     use super::*;
 
-    /// Of the xxHash family the published values of no bytes; the others are from hashlib of Python.
+    /// Of the xxHash family the published values of no bytes; the others are from hashlib of
+    /// Python.
     const KNOWN: [(&str, &str, &str); 10] = [
         ("xxh32", "", "02cc5d05"),
         ("xxh64", "", "ef46db3751d8e999"),

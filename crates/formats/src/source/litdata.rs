@@ -1,8 +1,9 @@
 //! LitData: a folder of chunks with an `index.json`.
 //!
-//! Read are items of one array without a header, as `optimize` writes them with `TokensLoader` (the item is the array)
-//! or without it (the item is a list of lengths and leaves, one of which is such an array). Chunks are plain or, as
-//! whole files, compressed with zstd. Compression inside a chunk and encryption are refused.
+//! Read are items of one array without a header, as `optimize` writes them with `TokensLoader` (the
+//! item is the array) or without it (the item is a list of lengths and leaves, one of which is such
+//! an array). Chunks are plain or, as whole files, compressed with zstd. Compression inside a chunk
+//! and encryption are refused.
 
 use std::path::{Path, PathBuf};
 
@@ -72,7 +73,8 @@ fn leaf_type(text: &str) -> Option<Dtype> {
     }
 }
 
-/// The `data_format` entry under which arrays of this type are written: as tensors where torch has the type.
+/// The `data_format` entry under which arrays of this type are written: as tensors where torch has
+/// the type.
 pub(crate) fn format_of(dtype: Dtype) -> String {
     let of = |table: &[(u64, Dtype)]| {
         table.iter().rev().find(|(_, known)| *known == dtype).map(|(number, _)| *number)
@@ -117,7 +119,8 @@ pub(super) fn open(
             return Err(Error::corrupt(index, "a chunk has no filename in the folder, or no size"));
         };
         let raw_bytes = codec.map(|_| chunk["chunk_bytes"].as_u64().unwrap_or(0));
-        // LitData leaves the name of the decompressed file as it was when it has decompressed a chunk.
+        // LitData leaves the name of the decompressed file as it was when it has decompressed a
+        // chunk.
         Ok(Chunk { path: folder.join(name), items, raw_bytes })
     });
     let chunks = chunks.collect::<Result<Vec<_>, Error>>()?;

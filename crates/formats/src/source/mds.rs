@@ -1,10 +1,11 @@
 //! MosaicML Streaming (MDS): a folder of shards with an `index.json`.
 //!
-//! A sample is a record of named columns; one of them holds tokens. Read are `ndarray` columns of integers, with or
-//! without a fixed type and shape, and `bytes` columns whose type the user names. Shards are raw or compressed with
-//! zstd; where both files exist the raw one is read. Hashes that the index records of a shard are compared with the
-//! file before any of its samples is passed on. A second column may say which tokens are [targets](super::turns), and a third
-//! what they [weigh](super::weights): as `ndarray` of `float32` or integers, or as plain bytes of `float32`.
+//! A sample is a record of named columns; one of them holds tokens. Read are `ndarray` columns of
+//! integers, with or without a fixed type and shape, and `bytes` columns whose type the user names.
+//! Shards are raw or compressed with zstd; where both files exist the raw one is read. Hashes that
+//! the index records of a shard are compared with the file before any of its samples is passed on.
+//! A second column may say which tokens are [targets](super::turns), and a third what they
+//! [weigh](super::weights): as `ndarray` of `float32` or integers, or as plain bytes of `float32`.
 
 use std::fmt::Display;
 use std::ops::Range;
@@ -140,7 +141,8 @@ pub(super) fn open(
     Ok(Box::new(Mds { shards, targets, weights, layout }))
 }
 
-/// What a column of targets holds, from the first sample that tells. Samples that do not fit are refused when they are read.
+/// What a column of targets holds, from the first sample that tells. Samples that do not fit are
+/// refused when they are read.
 fn find_form(index: &Path, shards: &[ShardFile], name: &str, dtype: Dtype) -> Result<Form, Error> {
     let mut is_unclear = false;
     for file in shards {
@@ -219,7 +221,8 @@ struct Chosen {
     weights: Option<Column>,
 }
 
-/// Chooses the column with the tokens, and finds those that say which of them are targets, and what they weigh.
+/// Chooses the column with the tokens, and finds those that say which of them are targets, and what
+/// they weigh.
 fn columns(
     index: &Path,
     names: &[Value],
@@ -496,7 +499,8 @@ impl WholeSample {
         self.tokens.0.len() / self.tokens.1.bytes() as usize
     }
 
-    /// What says which tokens are targets, and its type. Plain bytes are as wide as the tokens, or one for each.
+    /// What says which tokens are targets, and its type. Plain bytes are as wide as the tokens, or
+    /// one for each.
     fn marks(&self) -> Option<(&[u8], Dtype)> {
         let (values, found) = self.marks.as_ref()?;
         let plain = if values.len() == self.count() { Dtype::U8 } else { self.tokens.1 };
@@ -561,8 +565,8 @@ impl WholeSample {
 }
 
 impl Column {
-    /// Goes to the values of an array of `bytes` bytes: how many bytes they have, and their type where it is recorded. They
-    /// have to be of type `dtype` where it is given.
+    /// Goes to the values of an array of `bytes` bytes: how many bytes they have, and their type
+    /// where it is recorded. They have to be of type `dtype` where it is given.
     fn to_values(
         &self,
         shard: &mut Shard,

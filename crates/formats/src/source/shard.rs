@@ -4,8 +4,8 @@
 //! u32 N | u32 offsets[N + 1] | header | sample 0 | sample 1 | ...
 //! ```
 //!
-//! Offsets count from the start of the file and are 32 bits. A shard is read from front to back, so a compressed one
-//! needs no more memory than a plain one: its offsets and a block.
+//! Offsets count from the start of the file and are 32 bits. A shard is read from front to back, so
+//! a compressed one needs no more memory than a plain one: its offsets and a block.
 
 use std::fs::File;
 use std::io::{BufReader, Read, Take};
@@ -31,7 +31,8 @@ pub(crate) struct Shard {
 }
 
 impl Shard {
-    /// Opens a shard of `samples` samples; a compressed one has `raw_bytes` bytes when it is decompressed.
+    /// Opens a shard of `samples` samples; a compressed one has `raw_bytes` bytes when it is
+    /// decompressed.
     pub(crate) fn open(path: &Path, samples: u64, compressed: Option<u64>) -> Result<Shard, Error> {
         let file = File::open(path).map_err(Error::read(path))?;
         let len = file.metadata().map_err(Error::read(path))?.len();

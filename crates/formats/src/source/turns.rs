@@ -1,9 +1,10 @@
 //! Which tokens of a row are targets: values beside the tokens, one for each.
 //!
-//! A mask holds 1 or `true` for each target, and 0 or `false` for every other token. Labels, as collators of Hugging Face make
-//! them, hold the token itself, and -100 in place of a token that is no target. Integers are labels when the first row
-//! that tells them apart holds anything but 0 and 1; each row is then checked against that. Nothing is guessed of one row.
-//! How a format stores the values is not known here.
+//! A mask holds 1 or `true` for each target, and 0 or `false` for every other token. Labels, as
+//! collators of Hugging Face make them, hold the token itself, and -100 in place of a token that is
+//! no target. Integers are labels when the first row that tells them apart holds anything but 0 and
+//! 1; each row is then checked against that. Nothing is guessed of one row. How a format stores the
+//! values is not known here.
 
 use std::fmt::Display;
 use std::ops::Range;
@@ -89,7 +90,8 @@ impl Row<'_> {
         Ok(())
     }
 
-    /// What the values are, as far as this row tells. One that is invalid is refused when it is read.
+    /// What the values are, as far as this row tells. One that is invalid is refused when it is
+    /// read.
     pub(super) fn told(&self) -> Told {
         if self.tokens != self.values || self.tokens == 0 {
             return Told::Nothing;
@@ -105,8 +107,8 @@ impl Row<'_> {
         told
     }
 
-    /// Passes the row on, a document whose sequences take turns: tokens that are no targets, there may be none, then tokens
-    /// that are, and so on. `put` passes tokens on.
+    /// Passes the row on, a document whose sequences take turns: tokens that are no targets, there
+    /// may be none, then tokens that are, and so on. `put` passes tokens on.
     ///
     /// # Errors
     /// Those of the sink, and what `refused` makes of a value that is not of this form.

@@ -1,8 +1,9 @@
 //! WebDataset: tar archives whose members are samples, one file per field.
 //!
-//! `0001.npy` is the field `npy` of the sample `0001`. One field holds the tokens: an array in NumPy's format, or raw
-//! bytes whose type the user names. Samples come in the order of the archives. The archives are scanned when they are
-//! opened, headers only, so that parts can begin in the middle of one.
+//! `0001.npy` is the field `npy` of the sample `0001`. One field holds the tokens: an array in
+//! NumPy's format, or raw bytes whose type the user names. Samples come in the order of the
+//! archives. The archives are scanned when they are opened, headers only, so that parts can begin
+//! in the middle of one.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
@@ -92,7 +93,8 @@ pub(super) fn open(
     Ok(Box::new(WebDataset { archives, parts, field, layout }))
 }
 
-/// Calls `each` for every member from offset `at` on, with the offset behind it, until it returns false.
+/// Calls `each` for every member from offset `at` on, with the offset behind it, until it returns
+/// false.
 fn members(
     path: &Path,
     at: u64,
@@ -143,14 +145,16 @@ impl Seek for From {
     }
 }
 
-/// The field of a member: its name behind the first dot of its last component. Hidden files are none.
+/// The field of a member: its name behind the first dot of its last component. Hidden files are
+/// none.
 fn field_of(name: &str) -> Option<String> {
     let base = name.rsplit('/').next()?;
     let (key, field) = base.split_once('.')?;
     (!key.is_empty() && !field.is_empty()).then(|| field.to_lowercase())
 }
 
-/// The field with tokens, where there is no doubt: the only one, or the only array of NumPy. None without samples.
+/// The field with tokens, where there is no doubt: the only one, or the only array of NumPy. None
+/// without samples.
 fn only_field(path: &Path) -> Result<Option<String>, Error> {
     let mut fields: Vec<String> = Vec::new();
     let mut seen = 0;

@@ -1,7 +1,7 @@
 //! Loss weights beside the tokens: a `f32` for each of them.
 //!
-//! They come from a second column of the same rows, or from the file that lies beside a dataset in one run. A weight is any
-//! finite number. What a weight does to a token is a plan's matter.
+//! They come from a second column of the same rows, or from the file that lies beside a dataset in
+//! one run. A weight is any finite number. What a weight does to a token is a plan's matter.
 
 use std::fmt::Display;
 use std::fs::{self, File};
@@ -71,7 +71,8 @@ pub(super) fn pass(
     Ok(())
 }
 
-/// Whether there is a file of this name; anything else of this name is an error, a link to nothing too.
+/// Whether there is a file of this name; anything else of this name is an error, a link to nothing
+/// too.
 fn is_there(path: &Path) -> Result<bool, Error> {
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),

@@ -1,7 +1,7 @@
 //! Parquet files, and Arrow streams as Hugging Face datasets keeps them: one column of lists.
 //!
-//! Both end with what a reader needs to begin, so a file is complete or worthless: a folder of files is continued at a
-//! file, a single file is begun anew.
+//! Both end with what a reader needs to begin, so a file is complete or worthless: a folder of
+//! files is continued at a file, a single file is begun anew.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -96,7 +96,8 @@ impl Columns {
     fn failed(&self) -> impl Fn(&dyn std::fmt::Display) -> Error + use<> {
         let path = self.path();
         move |error| {
-            // The decoders wrap errors of the disk in text of their own; the kind is lost, the words are not.
+            // The decoders wrap errors of the disk in text of their own; the kind is lost, the
+            // words are not.
             let full = error.to_string().contains("No space left on device");
             let kind =
                 if full { std::io::ErrorKind::StorageFull } else { std::io::ErrorKind::Other };

@@ -1,7 +1,8 @@
 //! Shards of MosaicML and chunks of LitData.
 //!
-//! The table of offsets comes before the samples, so a shard is collected in memory and written at once, by a thread of
-//! its own that also compresses it. As many shards as there are threads are under way.
+//! The table of offsets comes before the samples, so a shard is collected in memory and written at
+//! once, by a thread of its own that also compresses it. As many shards as there are threads are
+//! under way.
 
 use std::collections::VecDeque;
 use std::fs::File;

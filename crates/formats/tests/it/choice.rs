@@ -1,4 +1,5 @@
-//! Which column holds the tokens, and of which type: chosen where there is no doubt, else asked for.
+//! Which column holds the tokens, and of which type: chosen where there is no doubt, else asked
+//! for.
 
 use std::fs;
 

@@ -1,4 +1,5 @@
-//! Damaged datasets: an error or other tokens, never a panic, and no memory beyond what the file is worth.
+//! Damaged datasets: an error or other tokens, never a panic, and no memory beyond what the file is
+//! worth.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -115,7 +116,8 @@ fn names_in_an_index_stay_in_its_folder() {
     }
 }
 
-/// Hashes in the index of MosaicML's shards: a shard that differs is refused before a token of it is used.
+/// Hashes in the index of MosaicML's shards: a shard that differs is refused before a token of it
+/// is used.
 #[test]
 fn a_shard_that_differs_from_a_hash_in_its_index_is_refused() {
     let folder = Folder::new("hashes");

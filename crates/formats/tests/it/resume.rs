@@ -80,7 +80,8 @@ fn every_format_goes_on_where_it_was_stopped() {
     assert!(!folder.names().iter().any(|name| name.starts_with('.')), "{:?}", folder.names());
 }
 
-/// Documents that are not written are passed over on both sides of a stop, and a list with other hashes is another job.
+/// Documents that are not written are passed over on both sides of a stop, and a list with other
+/// hashes is another job.
 #[test]
 fn a_run_that_chooses_documents_goes_on_where_it_was_stopped() {
     let folder = Folder::new("resume-choice");

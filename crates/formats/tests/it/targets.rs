@@ -1,4 +1,5 @@
-//! Which tokens are targets: kept from pair to pair, taken from columns, refused where a format cannot say it.
+//! Which tokens are targets: kept from pair to pair, taken from columns, refused where a format
+//! cannot say it.
 
 use std::fs;
 use std::path::Path;
@@ -21,7 +22,8 @@ fn number<const N: usize>(bytes: &[u8], at: usize) -> i64 {
     i64::from_le_bytes(wide)
 }
 
-/// Reads a pair by the description of Megatron-core's index, with nothing of this crate. `width` is that of the ids.
+/// Reads a pair by the description of Megatron-core's index, with nothing of this crate. `width` is
+/// that of the ids.
 fn read_pair(path: &Path, width: usize) -> Sequences {
     let index = fs::read(path.with_extension("idx")).expect("an index");
     let tokens = fs::read(path.with_extension("bin")).expect("tokens");
@@ -468,7 +470,8 @@ pub(crate) mod samples {
 
     const NAMES: [&str; 3] = ["id", "input_ids", "wanted"];
 
-    /// Writes samples of three columns, the last two in this order or the other one, as shards of two.
+    /// Writes samples of three columns, the last two in this order or the other one, as shards of
+    /// two.
     pub(crate) fn write(
         path: &Path,
         samples: &[(Vec<i64>, Vec<i64>)],

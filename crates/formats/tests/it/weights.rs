@@ -1,4 +1,5 @@
-//! Loss weights: taken from columns, kept beside the tokens from file to file, refused where they do not fit.
+//! Loss weights: taken from columns, kept beside the tokens from file to file, refused where they
+//! do not fit.
 
 use std::fs;
 use std::path::Path;
@@ -78,7 +79,8 @@ fn rows() -> impl Strategy<Value = Rows> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Weights follow their tokens from samples to a pair, and from pair to pair, to an array and to a flat file.
+    /// Weights follow their tokens from samples to a pair, and from pair to pair, to an array and
+    /// to a flat file.
     #[test]
     fn weights_follow_their_tokens(
         rows in rows(),
@@ -144,7 +146,8 @@ fn a_run_that_was_stopped_goes_on_with_its_weights() {
     assert_eq!(folder.names().len(), 6, "two files, weights, two manifests, and the source");
 }
 
-/// A run that ends while it gives its files their names is repeated, and leaves what one leaves that did not.
+/// A run that ends while it gives its files their names is repeated, and leaves what one leaves
+/// that did not.
 #[test]
 fn files_that_were_named_before_the_end_are_taken_back() {
     for (kind, output) in [(Kind::Megatron, "out.bin"), (Kind::Npy, "out.npy")] {
@@ -278,7 +281,8 @@ mod rows {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(32))]
 
-        /// Beside targets and without, as single, double or whole numbers, in any order of the columns.
+        /// Beside targets and without, as single, double or whole numbers, in any order of the
+        /// columns.
         #[test]
         fn columns_of_numbers_are_weights(
             rows in rows(), form in 0..3usize, with_targets in any::<bool>(), order in 0..6usize,

@@ -1,5 +1,5 @@
-//! Files as practitioners have them: with headers of their own, beside sidecars, in folders with caches. What they hold
-//! is read, or they are refused by name; nothing else is taken for tokens.
+//! Files as practitioners have them: with headers of their own, beside sidecars, in folders with
+//! caches. What they hold is read, or they are refused by name; nothing else is taken for tokens.
 
 use std::fs;
 use std::path::Path;

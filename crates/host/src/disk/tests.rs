@@ -25,8 +25,8 @@ fn pattern_file(scratch: &Scratch) -> PathBuf {
 }
 
 fn memory_of(pool: &Pool) -> DiskMemory {
-    // SAFETY: the region is mapped for as long as it lives; the tests look at a destination only after
-    // its read completes.
+    // SAFETY: the region is mapped for as long as it lives; the tests look at a destination only
+    // after its read completes.
     unsafe { DiskMemory::new(pool.base(), pool.len(), pool.region()) }
 }
 

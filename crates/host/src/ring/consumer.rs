@@ -10,12 +10,12 @@
 //! [`Consumer`] is dropped.
 //!
 //! Why a view may be a `&[u8]` although another process maps the same memory: the producer writes a
-//! slot only between taking it as free and publishing it; it can be free only after this side stored
-//! the release word, which happens when no view exists any more (`held` also refuses a descriptor
-//! that names a slot with a living view). Nobody else can write the file: it is sealed, which
-//! `attach` checks. A producer that breaks the first rule on purpose could change bytes under a
-//! view; but it chooses those bytes anyway, and every length, count and index used here was copied
-//! and checked before.
+//! slot only between taking it as free and publishing it; it can be free only after this side
+//! stored the release word, which happens when no view exists any more (`held` also refuses a
+//! descriptor that names a slot with a living view). Nobody else can write the file: it is sealed,
+//! which `attach` checks. A producer that breaks the first rule on purpose could change bytes under
+//! a view; but it chooses those bytes anyway, and every length, count and index used here was
+//! copied and checked before.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -136,8 +136,8 @@ impl Consumer {
         self.ring.geometry
     }
 
-    /// Slots with a living view. While all are held the producer has none to fill, so nothing arrives
-    /// until a view is dropped.
+    /// Slots with a living view. While all are held the producer has none to fill, so nothing
+    /// arrives until a view is dropped.
     pub fn held_slots(&self) -> u32 {
         let held = self.ring.held.iter().filter(|held| held.load(Ordering::Relaxed));
         held.count() as u32

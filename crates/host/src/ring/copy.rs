@@ -1,7 +1,8 @@
 //! Copies into a slot that nobody reads again here: past the processor's cache.
 //!
-//! An ordinary store first reads the line that it overwrites. A slot is written once, whole, and read by another
-//! process, so that read is wasted, and so is the place in the cache. `fence` orders these stores before later ones.
+//! An ordinary store first reads the line that it overwrites. A slot is written once, whole, and
+//! read by another process, so that read is wasted, and so is the place in the cache. `fence`
+//! orders these stores before later ones.
 
 use std::ptr;
 
@@ -17,8 +18,8 @@ pub(super) unsafe fn past_cache(from: *const u8, to: *mut u8, len: usize) {
     if len >= MIN_BYTES && std::arch::is_x86_feature_detected!("avx") {
         let head = to.align_offset(LINE_BYTES).min(len);
         let body = (len - head) / LINE_BYTES * LINE_BYTES;
-        // SAFETY: the three parts are one after the other and add up to `len`; the second begins at a whole line,
-        // and the processor has AVX.
+        // SAFETY: the three parts are one after the other and add up to `len`; the second begins at
+        // a whole line, and the processor has AVX.
         unsafe {
             ptr::copy_nonoverlapping(from, to, head);
             stream_lines(from.add(head), to.add(head), body);
@@ -52,7 +53,8 @@ const LINE_BYTES: usize = 64;
 unsafe fn stream_lines(from: *const u8, to: *mut u8, len: usize) {
     use std::arch::x86_64::{__m256i, _mm256_loadu_si256, _mm256_stream_si256};
     for at in (0..len).step_by(LINE_BYTES) {
-        // SAFETY: in bounds by the caller; `to` is aligned to the line, so both halves are aligned to 32 bytes.
+        // SAFETY: in bounds by the caller; `to` is aligned to the line, so both halves are aligned
+        // to 32 bytes.
         unsafe {
             let (from, to) = (from.add(at).cast::<__m256i>(), to.add(at).cast::<__m256i>());
             let (first, second) = (_mm256_loadu_si256(from), _mm256_loadu_si256(from.add(1)));

@@ -1,10 +1,10 @@
 //! How a ring gets its memory: one slot at first, and one more whenever the last is taken.
 //!
-//! The kernel clears memory before a process gets it. For a whole ring that takes longer than everything else that
-//! comes before the first batch, so a thread does it, one slot ahead of the producer, who waits only if it is
-//! faster. A trainer that returns slots quickly never makes the ring use all of its memory. A slot is filled only
-//! when its memory is present: no page fault is left for the engine, and a lack of memory leaves the ring smaller
-//! instead of ending a process.
+//! The kernel clears memory before a process gets it. For a whole ring that takes longer than
+//! everything else that comes before the first batch, so a thread does it, one slot ahead of the
+//! producer, who waits only if it is faster. A trainer that returns slots quickly never makes the
+//! ring use all of its memory. A slot is filled only when its memory is present: no page fault is
+//! left for the engine, and a lack of memory leaves the ring smaller instead of ending a process.
 //!
 //! May not enter: what slots hold, and who has them.
 
@@ -18,7 +18,8 @@ use rustix::io::Errno;
 use super::map::{self, Region};
 use super::{Geometry, RingError};
 
-/// Larger slots are all made present at once: an engine that has to wait for one would wait for too long.
+/// Larger slots are all made present at once: an engine that has to wait for one would wait for too
+/// long.
 const MAX_GRADUAL_BYTES: usize = 4 << 20;
 
 #[derive(Debug)]
@@ -34,7 +35,8 @@ struct Shared {
 }
 
 impl Shared {
-    /// Makes the slot after the first `present` ones present, unless that was done meanwhile. Whether it is.
+    /// Makes the slot after the first `present` ones present, unless that was done meanwhile.
+    /// Whether it is.
     fn grow(&self, present: u32) -> bool {
         // What it guards is outside of the process's memory: a panic leaves nothing half done.
         let _growing = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
@@ -114,7 +116,8 @@ impl Growth {
         }
     }
 
-    /// Waits until more than `present` slots are present; `false` if there are no more, or no memory for them.
+    /// Waits until more than `present` slots are present; `false` if there are no more, or no
+    /// memory for them.
     pub(super) fn wait_for_more(&self, present: u32) -> bool {
         present < self.shared.geometry.slots() && self.shared.grow(present)
     }

@@ -1,8 +1,8 @@
 //! The layout of the two files of a ring, and the checks of what is read from them.
 //!
 //! Pure arithmetic and encoding: nothing here maps, waits or makes system calls. The *data* file is
-//! written by the producer alone; the *credit* file is the only one that the consumer can write. Where several
-//! processes read a ring, each has a credit file of its own.
+//! written by the producer alone; the *credit* file is the only one that the consumer can write.
+//! Where several processes read a ring, each has a credit file of its own.
 //!
 //! ```text
 //! data file     0  header           magic, version, geometry, nonce, checksum (never changes)
@@ -18,8 +18,8 @@
 //!             256  released   u64 per slot: 1 + sequence of the last publication given back
 //! ```
 //!
-//! Words that different sides write are at least 128 bytes apart, because x86 fetches cache lines in
-//! pairs. All words are native-endian: both sides run on one machine, which the magic verifies.
+//! Words that different sides write are at least 128 bytes apart, because x86 fetches cache lines
+//! in pairs. All words are native-endian: both sides run on one machine, which the magic verifies.
 
 use super::{AttachRefusal, DescriptorFault, RingError};
 

@@ -1,12 +1,12 @@
 //! Shared memory: sealed anonymous files, their mappings, and the only raw pointers of the ring.
 //!
-//! May hold: creation, sealing, mapping, pre-faulting, bounds-checked access. May not hold: what the
-//! words mean (`layout`) or in which order they are touched (`producer`, `consumer`, `wake`).
+//! May hold: creation, sealing, mapping, pre-faulting, bounds-checked access. May not hold: what
+//! the words mean (`layout`) or in which order they are touched (`producer`, `consumer`, `wake`).
 //!
 //! Invariants that every `unsafe` below relies on:
 //!
-//! 1. A mapping covers `len` bytes of a file whose size is sealed (no grow, no shrink), so a peer can
-//!    neither unmap our pages nor make an access raise SIGBUS by truncating the file.
+//! 1. A mapping covers `len` bytes of a file whose size is sealed (no grow, no shrink), so a peer
+//!    can neither unmap our pages nor make an access raise SIGBUS by truncating the file.
 //! 2. `base` comes from `mmap`, stays mapped until the value is dropped, and is page aligned.
 //! 3. Words that another process may change are reached through atomics only.
 //! 4. The data file is sealed against new writable mappings after the producer has its own, so no
@@ -24,8 +24,8 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use super::{RingError, copy};
 
-/// Bytes faulted in, or unmapped, in one call. Each call locks the address space of the process, and an engine
-/// that needs memory meanwhile waits: 1 GiB at once takes 100 ms and more.
+/// Bytes faulted in, or unmapped, in one call. Each call locks the address space of the process,
+/// and an engine that needs memory meanwhile waits: 1 GiB at once takes 100 ms and more.
 const PIECE_BYTES: usize = 2 << 20;
 
 /// Whether a mapping may be written.
@@ -158,8 +158,8 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         for (at, len) in pieces(0..self.len) {
-            // SAFETY: mapped by `map`, and no reference outlives `self` (they borrow it). munmap of own
-            // pages, from the start of the mapping on, cannot fail.
+            // SAFETY: mapped by `map`, and no reference outlives `self` (they borrow it). munmap of
+            // own pages, from the start of the mapping on, cannot fail.
             let _ = unsafe { rustix::mm::munmap(self.at(at, len).cast::<c_void>(), len) };
         }
     }
@@ -214,8 +214,8 @@ fn memfd(name: &str) -> Result<OwnedFd, RingError> {
     .map_err(|errno| os("memfd_create", errno))
 }
 
-/// Seals the size of `file` and the set of seals; with `frozen` also forbids new writable mappings and writes
-/// other than through existing ones.
+/// Seals the size of `file` and the set of seals; with `frozen` also forbids new writable mappings
+/// and writes other than through existing ones.
 pub(super) fn seal(file: impl AsFd, frozen: bool) -> Result<(), RingError> {
     rustix::fs::fcntl_add_seals(file, required_seals(frozen))
         .map_err(|errno| os("F_ADD_SEALS", errno))

@@ -1,31 +1,33 @@
 //! The host ring: batches written once into memory that the trainer maps.
 //!
 //! One [`Producer`] (the DPU process; on real hardware a DMA engine does its copies) and one
-//! [`Consumer`] (the trainer) share two anonymous files and an eventfd, passed as [`RingFds`]. Trainers that
-//! need the same batches read one ring together: each gets every slot, and each has a credit file of its own.
-//! Either
-//! may be killed at any instant; the other notices through the Unix socket on which they were passed
-//! ([`attach`](crate::attach)). Slots carry whole batches. They are published in order and returned in
-//! any order:
+//! [`Consumer`] (the trainer) share two anonymous files and an eventfd, passed as [`RingFds`].
+//! Trainers that need the same batches read one ring together: each gets every slot, and each has a
+//! credit file of its own. Either may be killed at any instant; the other notices through the Unix
+//! socket on which they were passed ([`attach`](crate::attach)). Slots carry whole batches. They
+//! are published in order and returned in any order:
 //!
 //! ```text
 //!   FREE --free_slot--> FILLING --publish--> READY --next--> HELD --last view dropped--> FREE
 //!        (producer's private state)        (descriptor)    (consumer)   (release word per slot)
 //! ```
 //!
-//! A publication goes into *any* free slot, which its descriptor names, so one long-lived view costs one
-//! slot and never blocks the others.
+//! A publication goes into *any* free slot, which its descriptor names, so one long-lived view
+//! costs one slot and never blocks the others.
 //!
 //! Rules:
-//! - Only the producer can write the data file: it is sealed against later writable mappings. All that a
-//!   consumer can change is its sleep word, its release words and the eventfd; the producer compares
-//!   those with its own state and counts values that no correct consumer writes (C7). A consumer that
-//!   writes false values gets its own slots overwritten too soon, and affects nothing else.
+//! - Only the producer can write the data file: it is sealed against later writable mappings. All
+//!   that a consumer can change is its sleep word, its release words and the eventfd; the producer
+//!   compares those with its own state and counts values that no correct consumer writes (C7). A
+//!   consumer that writes false values gets its own slots overwritten too soon, and affects nothing
+//!   else.
 //! - The consumer checks every number that it takes from the producer before it is used.
-//! - Processes that read one ring together trust each other: a slot is free when all have returned it.
+//! - Processes that read one ring together trust each other: a slot is free when all have returned
+//!   it.
 //! - Nothing is queued: `slots` bounds what is under way (C6). Counters are 64 bits and never wrap.
 //!
-//! `layout` defines the layout, `map` owns the memory, `growth` says when a slot gets its own, `wake` is the wake-up protocol.
+//! `layout` defines the layout, `map` owns the memory, `growth` says when a slot gets its own,
+//! `wake` is the wake-up protocol.
 
 mod consumer;
 mod copy;
@@ -54,8 +56,8 @@ pub use producer::{Producer, ProducerCounters, SlotIndex};
 pub struct RingConfig {
     /// Slots, 1 to [`MAX_SLOTS`].
     pub slots: u32,
-    /// Bytes of each slot: a multiple of [`MIN_SLOT_BYTES`], at most [`MAX_SLOT_BYTES`]. No batch may
-    /// be larger.
+    /// Bytes of each slot: a multiple of [`MIN_SLOT_BYTES`], at most [`MAX_SLOT_BYTES`]. No batch
+    /// may be larger.
     pub slot_bytes: u64,
 }
 
@@ -93,8 +95,8 @@ impl From<[OwnedFd; RingFds::COUNT]> for RingFds {
     }
 }
 
-/// Why a producer ended a stream: the codes of [`Producer::fail`]. They are stable, because consumers of
-/// another version may read them.
+/// Why a producer ended a stream: the codes of [`Producer::fail`]. They are stable, because
+/// consumers of another version may read them.
 pub mod codes {
     /// A token does not fit the type to deliver.
     pub const DATA: u32 = 1;

@@ -12,7 +12,8 @@
 //! Invariants:
 //! - A slot is written only while FILLING in `states`, which no other process can see or change.
 //! - Words written by the consumer are only ever *compared*: with 1 + the sequence that a slot was
-//!   published under, and with the range of possible sleeps. They never become an index or a length.
+//!   published under, and with the range of possible sleeps. They never become an index or a
+//!   length.
 //! - No call blocks, whatever the consumer does with the words or with the eventfd.
 
 use std::io::IoSliceMut;
@@ -70,7 +71,8 @@ impl Reader {
         })
     }
 
-    /// Whether publication `sequence` in `slot` was returned. Acquire: its reads come before our next writes.
+    /// Whether publication `sequence` in `slot` was returned. Acquire: its reads come before our
+    /// next writes.
     fn has_returned(
         &mut self,
         geometry: &Geometry,
@@ -159,8 +161,8 @@ pub struct Producer {
 }
 
 impl Producer {
-    /// Creates a ring whose first slot has its memory; the others get theirs shortly before they are needed. Send
-    /// the [`RingFds`] to the consumer; they may be dropped afterwards.
+    /// Creates a ring whose first slot has its memory; the others get theirs shortly before they
+    /// are needed. Send the [`RingFds`] to the consumer; they may be dropped afterwards.
     pub fn create(config: RingConfig) -> Result<(Producer, RingFds), RingError> {
         let (producer, mut readers) = Producer::create_shared(config, 1)?;
         // One was asked for.
@@ -168,8 +170,9 @@ impl Producer {
         Ok((producer, fds))
     }
 
-    /// Creates a ring that `readers` processes (at least one) read: each gets every slot, and a slot is free
-    /// when all have returned it. They must trust each other to return slots; the payload is safe from all.
+    /// Creates a ring that `readers` processes (at least one) read: each gets every slot, and a
+    /// slot is free when all have returned it. They must trust each other to return slots; the
+    /// payload is safe from all.
     pub fn create_shared(
         config: RingConfig,
         readers: u32,
@@ -367,8 +370,8 @@ impl Producer {
         self.end(layout::END_FINISHED);
     }
 
-    /// Ends the stream with an error that the consumer sees after what is published. `message` is cut
-    /// to [`MAX_END_TEXT_BYTES`](super::MAX_END_TEXT_BYTES). The first ending counts.
+    /// Ends the stream with an error that the consumer sees after what is published. `message` is
+    /// cut to [`MAX_END_TEXT_BYTES`](super::MAX_END_TEXT_BYTES). The first ending counts.
     pub fn fail(&mut self, code: u32, message: &str) {
         if self.ended {
             return;
@@ -391,8 +394,8 @@ impl Producer {
     }
 
     /// Wakes the consumer if it sleeps and at least `min_ready` slots (0 counts as 1) wait for it.
-    /// Returns whether it was woken. A larger `min_ready` saves wake-ups; the consumer then sees the
-    /// first slot later, at the latest when the producer goes idle and calls
+    /// Returns whether it was woken. A larger `min_ready` saves wake-ups; the consumer then sees
+    /// the first slot later, at the latest when the producer goes idle and calls
     /// [`doorbell_now`](Self::doorbell_now).
     pub fn doorbell_if_needed(&mut self, min_ready: u32) -> bool {
         let Producer { data, produced, geometry, counters, .. } = self;
@@ -423,8 +426,9 @@ impl Producer {
     fn ring(&mut self) {
         self.words().ring();
         self.counters.doorbells += 1;
-        // An error is impossible for a mapped word, and could not be handled: the consumer checks by
-        // itself in any case. Readers share the word; one that was woken for another sleeps again.
+        // An error is impossible for a mapped word, and could not be handled: the consumer checks
+        // by itself in any case. Readers share the word; one that was woken for another sleeps
+        // again.
         let bell = self.data.u32_at(layout::DOORBELL_AT);
         let _ = futex::wake(bell, futex::Flags::empty(), i32::MAX as u32);
     }
@@ -461,8 +465,8 @@ impl Producer {
         self.counters.spurious_credit_wakeups += u64::from(!self.has_free_slot());
     }
 
-    /// `RWF_NOWAIT` and not just the eventfd's own flag: the consumer shares the open file and could
-    /// clear `O_NONBLOCK` on it.
+    /// `RWF_NOWAIT` and not just the eventfd's own flag: the consumer shares the open file and
+    /// could clear `O_NONBLOCK` on it.
     fn drain_credit_fd(&self) {
         let mut count = [0; 8];
         let mut into = [IoSliceMut::new(&mut count)];

@@ -120,7 +120,8 @@ fn produce(mut producer: Producer, seed: u64, count: u64) -> Producer {
     producer
 }
 
-/// Checks the content of a batch; called when it is dropped, so that a premature overwrite is found.
+/// Checks the content of a batch; called when it is dropped, so that a premature overwrite is
+/// found.
 fn check_batch(batch: &BatchView, seed: u64, slot_bytes: usize) {
     let sequence = batch.number() / 1_000_000;
     let index = (batch.number() % 1_000_000) as usize;
@@ -129,8 +130,8 @@ fn check_batch(batch: &BatchView, seed: u64, slot_bytes: usize) {
     assert!(**batch == *expected, "batch {} differs", batch.number());
 }
 
-/// Takes everything, keeps views of up to all slots but one, and drops them in random order, some on
-/// another thread.
+/// Takes everything, keeps views of up to all slots but one, and drops them in random order, some
+/// on another thread.
 fn consume(mut consumer: Consumer, seed: u64, count: u64) -> Consumer {
     let mut rng = Rng::new(seed ^ 0xc0de);
     let slot_bytes = consumer.geometry().slot_bytes();
@@ -593,8 +594,8 @@ fn is_signalled(producer: &Producer) -> bool {
     rustix::event::poll(&mut poll, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() > 0
 }
 
-/// A wait for credits is announced once, is ended by the first slot that comes back, and leaves no signal behind for
-/// the next wait.
+/// A wait for credits is announced once, is ended by the first slot that comes back, and leaves no
+/// signal behind for the next wait.
 #[test]
 fn each_wait_for_credits_has_one_signal() {
     let (mut producer, mut consumer, _life) = ring(3, 4096);
@@ -613,7 +614,8 @@ fn each_wait_for_credits_has_one_signal() {
     assert_eq!(producer.counters().spurious_credit_wakeups, 0);
 }
 
-/// Before an engine sleeps, it wakes a trainer whom it has left asleep because few slots were ready.
+/// Before an engine sleeps, it wakes a trainer whom it has left asleep because few slots were
+/// ready.
 #[test]
 fn a_producer_that_waits_for_credits_leaves_nobody_asleep() {
     let (mut producer, _consumer, _life) = ring(4, 4096);
@@ -629,7 +631,8 @@ fn a_producer_that_waits_for_credits_leaves_nobody_asleep() {
     slots.into_iter().for_each(|slot| producer.abandon(slot).unwrap());
 }
 
-/// Only the number of the publication returns a slot: any other is counted, and the slot stays the reader's.
+/// Only the number of the publication returns a slot: any other is counted, and the slot stays the
+/// reader's.
 #[test]
 fn a_release_of_another_publication_frees_nothing() {
     let (producer, fds) = Producer::create(RingConfig { slots: 2, slot_bytes: 4096 }).unwrap();

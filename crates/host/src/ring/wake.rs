@@ -1,16 +1,17 @@
 //! The two wake-up protocols of the ring, free of system calls so that they can be model-checked.
 //!
-//! Both are Dekker's pattern: each side stores its own word, passes a sequentially consistent fence,
-//! then loads the other's word. With both fences at least one side sees the other's store, so either
-//! the sleeper notices the work or the worker notices the sleeper. A system call is made only in the
-//! second case.
+//! Both are Dekker's pattern: each side stores its own word, passes a sequentially consistent
+//! fence, then loads the other's word. With both fences at least one side sees the other's store,
+//! so either the sleeper notices the work or the worker notices the sleeper. A system call is made
+//! only in the second case.
 //!
-//! *Slots, producer to consumer.* The consumer stores `sleep = 1 + taken`, fences, reads `bell`, then
-//! `produced` and `end`; if nothing came it waits while `bell` keeps the value read. The producer
-//! stores `produced`, fences, reads `sleep`; to wake it changes `bell` and calls the futex. The value
-//! of `sleep` identifies one sleep: after a signal for it the consumer never uses it again, because
-//! `produced` has passed it. So one signal per value is enough, and the difference to `produced` is
-//! the number of waiting slots, which lets the producer signal late on purpose.
+//! *Slots, producer to consumer.* The consumer stores `sleep = 1 + taken`, fences, reads `bell`,
+//! then `produced` and `end`; if nothing came it waits while `bell` keeps the value read. The
+//! producer stores `produced`, fences, reads `sleep`; to wake it changes `bell` and calls the
+//! futex. The value of `sleep` identifies one sleep: after a signal for it the consumer never uses
+//! it again, because `produced` has passed it. So one signal per value is enough, and the
+//! difference to `produced` is the number of waiting slots, which lets the producer signal late on
+//! purpose.
 //!
 //! *Credits, consumer to producer.* The producer stores `credit_wait = n` (a new number each time),
 //! fences, looks for a released slot, and sleeps if there is none. The consumer stores the release

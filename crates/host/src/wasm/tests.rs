@@ -255,7 +255,8 @@ fn with_functions(bodies: &[Vec<u8>]) -> Vec<u8> {
     [&b"\0asm\x01\0\0\0"[..], &sections.concat()].concat()
 }
 
-/// A function with values that live from its beginning to its end, beside steps of straight code on the first and another.
+/// A function with values that live from its beginning to its end, beside steps of straight code on
+/// the first and another.
 fn long_lived(kind: u8, own: &[u8], step: &[u8], width: usize, count: usize) -> Vec<u8> {
     let set = |at| [&[0x20][..], &leb(at - 1), own, &[0x21], &leb(at)].concat();
     let with = |at: usize| [&[0x20, 1, 0x20][..], &leb(1 + at % width), step, &[0x21, 1]].concat();

@@ -1,30 +1,36 @@
 //! What a module costs to compile, counted before it is compiled.
 //!
-//! The compiler is not linear in the bytes of a module: few bytes can keep thousands of values alive at thousands of
-//! places, or send a value round thousands of loops, and some modules of 256 KiB took minutes and gigabytes. These are
-//! refused here; what compilers make of programs weighs far less. Nothing is compiled or run here.
+//! The compiler is not linear in the bytes of a module: few bytes can keep thousands of values
+//! alive at thousands of places, or send a value round thousands of loops, and some modules of 256
+//! KiB took minutes and gigabytes. These are refused here; what compilers make of programs weighs
+//! far less. Nothing is compiled or run here.
 //!
 //! The weight of a function is the sum of what makes the compiler work:
 //!
 //! - each operator, by the machine code that it becomes;
-//! - each *place*: an edge of the control flow or a call that the machine code has, times the values alive there, because
-//!   registers are allocated for each value at each place. Most places cannot be seen in the module. The sandbox has no
-//!   signal handler, so whatever may trap is a branch around a call;
-//! - each operator, times the values alive there, because values that live long are split where they are used;
-//! - the square of the number of values that are needed for a moment, times the values alive, as measured: they take
-//!   registers from what lives long, again and again;
-//! - each value that is merged where branches meet, times the values that are merged at the heads of loops, because the
-//!   search for merges of one value repeats as often as values pass through them; and the squares of the numbers of loops
-//!   and of merges, as measured.
+//! - each *place*: an edge of the control flow or a call that the machine code has, times the
+//!   values alive there, because registers are allocated for each value at each place. Most places
+//!   cannot be seen in the module. The sandbox has no signal handler, so whatever may trap is a
+//!   branch around a call;
+//! - each operator, times the values alive there, because values that live long are split where
+//!   they are used;
+//! - the square of the number of values that are needed for a moment, times the values alive, as
+//!   measured: they take registers from what lives long, again and again;
+//! - each value that is merged where branches meet, times the values that are merged at the heads
+//!   of loops, because the search for merges of one value repeats as often as values pass through
+//!   them; and the squares of the numbers of loops and of merges, as measured.
 //!
-//! The values alive are at most the locals and the operands on the stack, if the compiler does not optimise. An
-//! optimiser also keeps what it has computed for later: at most the result of each operator of the function. It compares
-//! the ways to compute each value, all of them again for every step of a chain of operators, and it writes sums of sums
-//! in hundreds of ways ([`sums`]). So a module has two weights, and one that is light with both is optimised.
-//! `examples/compile_pace.rs` measures what a weight costs, for every operator and for the worst arrangements known.
+//! The values alive are at most the locals and the operands on the stack, if the compiler does not
+//! optimise. An optimiser also keeps what it has computed for later: at most the result of each
+//! operator of the function. It compares the ways to compute each value, all of them again for
+//! every step of a chain of operators, and it writes sums of sums in hundreds of ways ([`sums`]).
+//! So a module has two weights, and one that is light with both is optimised.
+//! `examples/compile_pace.rs` measures what a weight costs, for every operator and for the worst
+//! arrangements known.
 //!
-//! The constants were found with it for wasmtime 36.0.20, on one core of an AMD EPYC with AVX-512 in a virtual machine, so
-//! that no arrangement takes much more than a second; docs/limits.md has the worst ones. Another version needs it again.
+//! The constants were found with it for wasmtime 36.0.20, on one core of an AMD EPYC with AVX-512
+//! in a virtual machine, so that no arrangement takes much more than a second; docs/limits.md has
+//! the worst ones. Another version needs it again.
 
 mod sums;
 
@@ -58,7 +64,8 @@ const NAME: u64 = 100;
 /// Of a value that is alive at a place.
 const ALIVE: u64 = 7;
 
-/// How many triples of two values that are needed for a moment and one that is alive weigh as much as one unit.
+/// How many triples of two values that are needed for a moment and one that is alive weigh as much
+/// as one unit.
 const MOMENTS_ALIVE: u64 = 10_000;
 
 /// Of a loop, for each loop of its function.
@@ -70,7 +77,8 @@ const PAIRS: u64 = 8;
 /// Of a value that may be merged, for each that is merged at the head of a loop.
 const MERGE: u64 = 1;
 
-/// Values that are alive beside those of the module: its context, limits of stack and fuel, bases of memory and tables.
+/// Values that are alive beside those of the module: its context, limits of stack and fuel, bases
+/// of memory and tables.
 const HIDDEN_VALUES: u64 = 8;
 
 /// The features of the sandbox, which `super::config` gives to the compiler.
@@ -92,8 +100,8 @@ impl Weight {
         self.optimised = self.optimised.saturating_add(other.optimised);
     }
 
-    /// The weight to compile with optimisations where that is allowed, otherwise the plain one, which is never higher; and
-    /// whether the module is optimised.
+    /// The weight to compile with optimisations where that is allowed, otherwise the plain one,
+    /// which is never higher; and whether the module is optimised.
     pub(super) fn chosen(self) -> (u64, bool) {
         let optimises = self.optimised <= MAX_WEIGHT;
         (if optimises { self.optimised } else { self.plain }, optimises)
@@ -146,7 +154,8 @@ struct Frame {
     is_loop: bool,
     /// Branches that lead to its end, or to its head if it is a loop.
     branches: u64,
-    /// Locals that are set in it: what may have to be merged where it ends, or where it begins again.
+    /// Locals that are set in it: what may have to be merged where it ends, or where it begins
+    /// again.
     set: BTreeSet<u32>,
 }
 
@@ -329,7 +338,8 @@ macro_rules! define_is_vector {
 }
 wasmparser::for_each_visit_simd_operator!(define_is_vector);
 
-/// Operators whose result may be a NaN: a comparison and a choice replace it by the one NaN of the sandbox.
+/// Operators whose result may be a NaN: a comparison and a choice replace it by the one NaN of the
+/// sandbox.
 fn makes_nan(operator: &Operator<'_>) -> bool {
     use Operator as O;
     matches!(

@@ -1,7 +1,8 @@
 //! What stages cost: figures measured once, or measured now on blocks of the data.
 //!
-//! The figures are those of docs/plan.md and docs/benchmarks.md, for 10^9 tokens: blocks that are hot in the cache,
-//! and processes on two busy cores. They tell which stage matters, not what a certain machine needs.
+//! The figures are those of docs/plan.md and docs/benchmarks.md, for 10^9 tokens: blocks that are
+//! hot in the cache, and processes on two busy cores. They tell which stage matters, not what a
+//! certain machine needs.
 
 use std::time::Instant;
 
@@ -37,7 +38,8 @@ const QUANTIZE_S: f64 = 0.39;
 /// Writing positions and numbers of documents, beside the copy, for 10^9 of both.
 pub const POSITIONS_S: f64 = 0.7;
 
-/// Laying documents out into samples and gathering them, for 10^9 tokens of samples, padding included.
+/// Laying documents out into samples and gathering them, for 10^9 tokens of samples, padding
+/// included.
 pub const fn pack(fit: Fit) -> f64 {
     match fit {
         Fit::Best => 0.8,
@@ -48,7 +50,8 @@ pub const fn pack(fit: Fit) -> f64 {
 
 const CRC_S_PER_BYTE: f64 = 0.035;
 
-/// Bytes that compression leaves of `u16` tokens of English text, CPU seconds to compress them and to undo that.
+/// Bytes that compression leaves of `u16` tokens of English text, CPU seconds to compress them and
+/// to undo that.
 const CODECS: [(Codec, i32, f64, f64, f64); 4] = [
     (Codec::Lz4, 0, 0.535, 5.0, 0.72),
     (Codec::Zstd, -1, 0.475, 6.4, 1.1),

@@ -1,11 +1,13 @@
 //! What a plan costs, before it runs: which stage runs where, bytes and CPU time per token, memory.
 //!
-//! The stages are those of the compiled pipeline, for each of the three [`Placement`]s, so what is shown is what
-//! runs. Their costs come from [`costs`]: a table of measured figures, or a measurement on this machine. Nothing
-//! here opens a socket or talks to a daemon. Printing belongs to the command.
+//! The stages are those of the compiled pipeline, for each of the three [`Placement`]s, so what is
+//! shown is what runs. Their costs come from [`costs`]: a table of measured figures, or a
+//! measurement on this machine. Nothing here opens a socket or talks to a daemon. Printing belongs
+//! to the command.
 //!
-//! All figures are per token of the files that is read: with overlapping windows a token is delivered more than once,
-//! and packed samples hold padding, which shows as more bytes after `window`. What is not in the figures, [`notes`] says.
+//! All figures are per token of the files that is read: with overlapping windows a token is
+//! delivered more than once, and packed samples hold padding, which shows as more bytes after
+//! `window`. What is not in the figures, [`notes`] says.
 
 pub mod costs;
 
@@ -219,7 +221,8 @@ pub struct Placed {
 /// Compiles the plan for a placement and adds up what it costs.
 ///
 /// # Errors
-/// When the plan does not go with the datasets, and when a measurement meets a token that cannot be delivered.
+/// When the plan does not go with the datasets, and when a measurement meets a token that cannot be
+/// delivered.
 pub fn place(
     plan: &Plan,
     datasets: &[Dataset],
@@ -257,7 +260,8 @@ fn mean(values: &[f64], weights: &[f64]) -> f64 {
     values.iter().zip(weights).map(|(value, weight)| value * weight).sum::<f64>() / total
 }
 
-/// What the figures of a plan leave out, because it depends on the documents or changes during the stream.
+/// What the figures of a plan leave out, because it depends on the documents or changes during the
+/// stream.
 pub fn notes(plan: &Plan, datasets: &[Dataset]) -> Vec<&'static str> {
     let by_size = |order: &Megatron| order.weights.is_empty() && plan.blend().len() > 1;
     let unknown = datasets.iter().any(|dataset| dataset.drawn.is_none());
@@ -319,7 +323,8 @@ fn block_rows(
     Ok([read].into_iter().chain(rows).collect())
 }
 
-/// The rows of several datasets as one list of means; a dataset that skips a stage keeps its bytes there.
+/// The rows of several datasets as one list of means; a dataset that skips a stage keeps its bytes
+/// there.
 fn merged(branches: &[Vec<Row>], weights: &[f64]) -> Vec<Row> {
     let mut order: Vec<(&'static str, String)> = Vec::new();
     for rows in branches {
@@ -387,8 +392,8 @@ fn add_network(rows: &mut Vec<Row>, wire_bytes: f64, placement: Placement) {
     rows.splice(at..at, [row("target", "send"), row(reader, "receive")]);
 }
 
-/// Adds what happens to samples: one copy into the ring, in which all actions over samples are done. Each is made of
-/// `stride` tokens of a file. Returns the bytes of a token then.
+/// Adds what happens to samples: one copy into the ring, in which all actions over samples are
+/// done. Each is made of `stride` tokens of a file. Returns the bytes of a token then.
 fn add_samples(
     rows: &mut Vec<Row>,
     pipeline: &Pipeline,
@@ -459,7 +464,8 @@ fn memory(
         Error::invalid(format_args!("{}: {error}", dataset.name))
             .hint("choose a smaller window(N); `dquant inspect FILE` shows how long a file is")
     };
-    // A packing reads the documents of the files, and only then is known how many samples there are.
+    // A packing reads the documents of the files, and only then is known how many samples there
+    // are.
     let samples = |(index, dataset): (usize, &Dataset)| match &dataset.samples {
         Some(samples) => Ok(samples.clone()),
         None => match pipeline.layout(index, dataset.file()) {

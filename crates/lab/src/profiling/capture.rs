@@ -1,7 +1,8 @@
-//! Samples from a capture of RoCEv2: the payload of each packet of a reliable connection, each once.
+//! Samples from a capture of RoCEv2: the payload of each packet of a reliable connection, each
+//! once.
 //!
-//! Captures often keep the first bytes of packets only, so nothing behind the base header (BTH) is read: the length of the
-//! payload follows from that of the UDP datagram.
+//! Captures often keep the first bytes of packets only, so nothing behind the base header (BTH) is
+//! read: the length of the payload follows from that of the UDP datagram.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -208,7 +209,8 @@ mod tests {
         packet
     }
 
-    /// A ring of four through 10.0.0.3, .1, .4 and .2, in ten iterations of 50 ms, with 32 packets of each edge.
+    /// A ring of four through 10.0.0.3, .1, .4 and .2, in ten iterations of 50 ms, with 32 packets
+    /// of each edge.
     fn ring() -> Vec<(u64, Vec<u8>)> {
         let mut packets = Vec::new();
         for iteration in 0..10 {
@@ -309,7 +311,8 @@ mod tests {
         let names = Names::parse(map).expect("a map");
         let traffic = read(&pcap(Link::RawIp, &ring(), 64), &names).expect("a capture");
         assert_eq!(traffic.workers.len(), 2);
-        // Of .3 to .1 (both are a), .1 to .4, .4 to .2 and .2 to .3 only the first and last are between names.
+        // Of .3 to .1 (both are a), .1 to .4, .4 to .2 and .2 to .3 only the first and last are
+        // between names.
         assert_eq!((traffic.counts.counted, traffic.others), (640, 640));
         for (map, reason) in [
             ("10.0.0.1\n", "line 1: '10.0.0.1' is not ADDRESS NAME"),

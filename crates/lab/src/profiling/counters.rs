@@ -7,10 +7,10 @@
 //! 0.020,node0,node1,0
 //! ```
 //!
-//! The first line names the columns, in any order. `time` is in seconds, `bytes` what the edge has carried since its line
-//! before; with `total` instead, what it has carried since any beginning, and a total that falls begins anew. Fields are
-//! separated by commas; lines that are empty or begin with `#` do not count. Counters should be read at least ten times in an
-//! iteration.
+//! The first line names the columns, in any order. `time` is in seconds, `bytes` what the edge has
+//! carried since its line before; with `total` instead, what it has carried since any beginning,
+//! and a total that falls begins anew. Fields are separated by commas; lines that are empty or
+//! begin with `#` do not count. Counters should be read at least ten times in an iteration.
 
 use std::collections::BTreeMap;
 

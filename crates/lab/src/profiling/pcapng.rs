@@ -1,4 +1,5 @@
-//! Packets of a pcapng file: sections of blocks, of which those that describe interfaces and those with packets matter.
+//! Packets of a pcapng file: sections of blocks, of which those that describe interfaces and those
+//! with packets matter.
 
 use roce::wire::capture::Link;
 
@@ -43,8 +44,8 @@ impl Order {
     }
 }
 
-/// Hands each packet over, with its first header, its time in nanoseconds and its bytes. Interfaces of other kinds, and
-/// packets without a time, are left out.
+/// Hands each packet over, with its first header, its time in nanoseconds and its bytes. Interfaces
+/// of other kinds, and packets without a time, are left out.
 ///
 /// # Errors
 /// Says which block is damaged; what came before was handed over.

@@ -58,8 +58,8 @@ pub fn keep_common(sets: &mut [&mut Admitted]) {
 /// More than any link carries.
 const UNLIMITED_BPS: u64 = 1 << 50;
 
-/// The network of a topology, of whose links so many parts per million may be reserved. Packets take all shortest paths
-/// evenly, over hosts where there are none over switches.
+/// The network of a topology, of whose links so many parts per million may be reserved. Packets
+/// take all shortest paths evenly, over hosts where there are none over switches.
 ///
 /// # Errors
 /// When the topology or the number of slots is impossible.

@@ -1,7 +1,9 @@
-//! Jobs that share a link in the simulator: how long their iterations take alone, together, and with time shifts.
+//! Jobs that share a link in the simulator: how long their iterations take alone, together, and
+//! with time shifts.
 //!
-//! Each job has a sender and a receiver of its own, and all of them one link in between. In each iteration a job computes, and
-//! then sends what its burst has, at its rate. With shifts, its exchange begins at its times only, as an agent enforces them.
+//! Each job has a sender and a receiver of its own, and all of them one link in between. In each
+//! iteration a job computes, and then sends what its burst has, at its rate. With shifts, its
+//! exchange begins at its times only, as an agent enforces them.
 
 use parfait::shifts::{Burst, Shifts, TOLERANCE_PARTS};
 use roce::shaping::Limiter;

@@ -1,14 +1,17 @@
-//! The proof of guarantees: an admitted set of jobs on the simulated network, all of them sending at once.
+//! The proof of guarantees: an admitted set of jobs on the simulated network, all of them sending
+//! at once.
 //!
-//! [`prove`] builds the topology in [`sim`], with a connection of the real transport for each pair of workers on different
-//! hosts, gives every port the queues of its plan, and lets all jobs send on all edges of a phase as fast as they can. What
-//! each pair gets in windows of 10 ms is compared with the rate of its edge. Phases of a job do not overlap, by its pattern,
-//! so there are as many rounds as the job with most phases has; a job with fewer goes through its own again. Then jobs go
-//! through iterations, with the pauses and bytes that are asked for.
+//! [`prove`] builds the topology in [`sim`], with a connection of the real transport for each pair
+//! of workers on different hosts, gives every port the queues of its plan, and lets all jobs send
+//! on all edges of a phase as fast as they can. What each pair gets in windows of 10 ms is compared
+//! with the rate of its edge. Phases of a job do not overlap, by its pattern, so there are as many
+//! rounds as the job with most phases has; a job with fewer goes through its own again. Then jobs
+//! go through iterations, with the pauses and bytes that are asked for.
 //!
-//! What a run assumes is in [`Options`]. Two of its choices matter. Packets take the shortest queue of equal paths (adaptive
-//! routing), since reservations count on an even split: by flow, hashes collide and links carry more than was promised, and at
-//! random, queues differ so much that packets which are late count as lost. And senders have [`WINDOWS`].
+//! What a run assumes is in [`Options`]. Two of its choices matter. Packets take the shortest queue
+//! of equal paths (adaptive routing), since reservations count on an even split: by flow, hashes
+//! collide and links carry more than was promised, and at random, queues differ so much that
+//! packets which are late count as lost. And senders have [`WINDOWS`].
 //!
 //! | part | what it does |
 //! |---|---|
@@ -54,8 +57,8 @@ use set::{Member, QueueRules, Set, SetError};
 /// Over which time a guarantee is looked at.
 pub const WINDOW: Duration = Duration::from_millis(10);
 
-/// Bytes of the largest frame of an MTU on the wire: 4,096 of payload, 28 of BTH and RETH, 4 of ICRC, IPv4, UDP and Ethernet with
-/// preamble and gap.
+/// Bytes of the largest frame of an MTU on the wire: 4,096 of payload, 28 of BTH and RETH, 4 of
+/// ICRC, IPv4, UDP and Ethernet with preamble and gap.
 pub const fn frame_bytes(mtu: Mtu) -> u32 {
     mtu.bytes() + 28 + 4 + 28 + 38
 }
@@ -77,11 +80,13 @@ pub struct Options {
     pub windows: u32,
     /// How long jobs go through iterations; zero for not at all.
     pub iterate: Duration,
-    /// Bytes of each edge in an iteration; `None` for what its rate sends in [`Options::EDGE_TIME`].
+    /// Bytes of each edge in an iteration; `None` for what its rate sends in
+    /// [`Options::EDGE_TIME`].
     pub bytes_per_edge: Option<u64>,
     /// How long each job computes in an iteration.
     pub compute: Duration,
-    /// The job whose iterations are wanted, while all others are backlogged; `None` for iterations of all at once.
+    /// The job whose iterations are wanted, while all others are backlogged; `None` for iterations
+    /// of all at once.
     pub subject: Option<JobId>,
     /// Random seed.
     pub seed: u64,
@@ -115,9 +120,10 @@ impl Options {
     }
 }
 
-/// Selective repeat and windows of 64 packets, and no congestion control: what queues of ports divide, senders then have, and
-/// flows in one queue share it by their equal windows. Controls that take a late packet for a lost one, or a mark for a
-/// reason to go far below a queue's weight, get less than was promised where packets are spread over paths.
+/// Selective repeat and windows of 64 packets, and no congestion control: what queues of ports
+/// divide, senders then have, and flows in one queue share it by their equal windows. Controls that
+/// take a late packet for a lost one, or a mark for a reason to go far below a queue's weight, get
+/// less than was promised where packets are spread over paths.
 pub const WINDOWS: Transport = Transport {
     mtu: Mtu::M4096,
     window_packets: 64,
@@ -254,8 +260,8 @@ impl Proof {
     }
 }
 
-/// Runs the jobs of a set at their places; see the module's text. Links have the capacities of the topology, and what is down
-/// carries nothing: the network is the one of that outage.
+/// Runs the jobs of a set at their places; see the module's text. Links have the capacities of the
+/// topology, and what is down carries nothing: the network is the one of that outage.
 ///
 /// # Errors
 /// When the set is impossible, or a connection fails.
@@ -307,8 +313,8 @@ pub fn prove(
     })
 }
 
-/// The graph of a topology, each of whose links is like this and has its own rate and delay. Hosts that have to forward are
-/// behind a switch of their own.
+/// The graph of a topology, each of whose links is like this and has its own rate and delay. Hosts
+/// that have to forward are behind a switch of their own.
 fn graph(topology: &Topology, hosts_forward: bool, spread: Spread) -> Graph {
     let config = |link: &Link| {
         let rate = link.capacity.rate_bps;
@@ -323,7 +329,8 @@ fn graph(topology: &Topology, hosts_forward: bool, spread: Spread) -> Graph {
     graph.spread(spread)
 }
 
-/// The buffer of a switch: 1 MiB for each port of the one with most, shared, and pauses before it overflows.
+/// The buffer of a switch: 1 MiB for each port of the one with most, shared, and pauses before it
+/// overflows.
 fn buffer(topology: &Topology) -> BufferConfig {
     let ports = topology.switches().map(|node| topology.node(node).links().count() as u64);
     BufferConfig::lossless(ports.max().unwrap_or(1) << 20)
@@ -332,7 +339,8 @@ fn buffer(topology: &Topology) -> BufferConfig {
 /// Queues as a plan says; jobs that are not bound share one that goes first.
 pub fn queues(plan: &parfait::queues::Plan) -> Queues {
     let port = plan.port();
-    // Switches pause senders before their shared buffer is full, and hosts queue no more than windows.
+    // Switches pause senders before their shared buffer is full, and hosts queue no more than
+    // windows.
     let queues = Queues::new(plan.weights(), port.quantum_bytes, u64::MAX);
     plan.bindings()
         .iter()
@@ -389,7 +397,8 @@ impl Site<'_> {
         }
     }
 
-    /// The ends of a directed link in the graph, sender first. Hosts with several ports that forward are behind a switch.
+    /// The ends of a directed link in the graph, sender first. Hosts with several ports that
+    /// forward are behind a switch.
     fn ends(&self, directed: DirectedLink, relays: &[NodeId]) -> Option<(Vertex, Vertex)> {
         let switches = self.topology.switches().count();
         let vertex = |id: NodeId| match relays.binary_search(&id) {

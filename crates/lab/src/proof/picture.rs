@@ -5,8 +5,8 @@ use ::topology::graph::{LinkId, Topology};
 
 use super::{LinkProof, Proof};
 
-/// A picture with links coloured by what they carried, and one by what is promised on them, one below the other (SVG). Of a
-/// cable's two directions the one that has more counts.
+/// A picture with links coloured by what they carried, and one by what is promised on them, one
+/// below the other (SVG). Of a cable's two directions the one that has more counts.
 pub fn svg(topology: &Topology, proof: &Proof) -> String {
     let part = |of: fn(&LinkProof) -> u64| {
         move |id: LinkId| {

@@ -1,5 +1,5 @@
-//! Jobs at their places: the connections between their workers, what their links are promised, and the queues of every
-//! port.
+//! Jobs at their places: the connections between their workers, what their links are promised, and
+//! the queues of every port.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -137,7 +137,8 @@ impl Set {
     /// The set of these jobs.
     ///
     /// # Errors
-    /// When a job is impossible, a worker has no host, or there are too many connections or jobs on a link.
+    /// When a job is impossible, a worker has no host, or there are too many connections or jobs on
+    /// a link.
     pub fn new(network: &Network, members: &[Member]) -> Result<Set, SetError> {
         let mut set = Set {
             members: members.to_vec(),
@@ -241,7 +242,8 @@ impl Set {
         &self.lines
     }
 
-    /// By phase of a job: its connections, and what each has at least, in bits per second on the wire.
+    /// By phase of a job: its connections, and what each has at least, in bits per second on the
+    /// wire.
     pub fn phases(&self, member: usize) -> &[Vec<(u32, u64)>] {
         &self.phases[member]
     }
@@ -257,8 +259,8 @@ impl Set {
         jobs.fold(0, |sum, &(_, bps)| sum.saturating_add(bps))
     }
 
-    /// The plan of every directed link on which something is promised, and whether more is promised there than it has: then
-    /// weights are in proportion.
+    /// The plan of every directed link on which something is promised, and whether more is promised
+    /// there than it has: then weights are in proportion.
     ///
     /// # Errors
     /// When a port has none.
@@ -359,8 +361,8 @@ pub fn binding(plan: &Plan, dscp: Dscp) -> Option<&Binding> {
     plan.bindings().iter().find(|binding| binding.guarantee.dscp == dscp)
 }
 
-/// The directed links of all shortest paths from one host to another, over switches, and over hosts where switches alone do
-/// not lead there.
+/// The directed links of all shortest paths from one host to another, over switches, and over hosts
+/// where switches alone do not lead there.
 fn on_the_way(topology: &Topology, (from, to): (NodeId, NodeId)) -> Vec<DirectedLink> {
     let over_switches = distances(topology, from, to, false);
     let distance =

@@ -82,7 +82,8 @@ fn what_is_down_carries_nothing_and_the_rest_holds_what_the_ledger_says() {
         let pieces = (0..).zip(hosts).map(piece).collect();
         Member { id, job, order: Order::Ranks, pieces, dscp: None }
     };
-    // Both cross the spines: together they fit one uplink of 10 Gbit/s, or with both spines twice as much.
+    // Both cross the spines: together they fit one uplink of 10 Gbit/s, or with both spines twice
+    // as much.
     let set = [member(1, 4_000, [0, 2]), member(2, 4_000, [1, 3])];
     let proof = prove(&topology, &outage, &network, &set, &options).expect("a proof");
     assert!(proof.worst().expect("pairs").1.ratio() > 1.0, "{proof:?}");

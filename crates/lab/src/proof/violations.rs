@@ -1,8 +1,10 @@
-//! How often guarantees are violated at a port of the simulator: twelve tenants, schemes and numbers of queues.
+//! How often guarantees are violated at a port of the simulator: twelve tenants, schemes and
+//! numbers of queues.
 //!
-//! Each tenant is a host of its own behind a lossless switch, and all send to one receiver, whose port has the queues. Flows
-//! are connections of the real transport. Tenants are backlogged, or alternate between backlogged and silent; a window counts
-//! for a tenant as far as it has something to send. `docs/parfait-queues.md` has the same for a model of a port, packet by packet.
+//! Each tenant is a host of its own behind a lossless switch, and all send to one receiver, whose
+//! port has the queues. Flows are connections of the real transport. Tenants are backlogged, or
+//! alternate between backlogged and silent; a window counts for a tenant as far as it has something
+//! to send. `docs/parfait-queues.md` has the same for a model of a port, packet by packet.
 
 use parfait::job::Latency;
 use parfait::queues::{Dscp, Guarantee, Plan, Scheme};
@@ -57,7 +59,8 @@ pub struct Effort {
     pub transport: Transport,
 }
 
-/// Frames of 1,122 bytes, so that the two that a window may lack are little, and windows of 16 of them.
+/// Frames of 1,122 bytes, so that the two that a window may lack are little, and windows of 16 of
+/// them.
 pub const SMALL: Transport = Transport { mtu: Mtu::M1024, window_packets: 16, ..WINDOWS };
 
 /// Windows of tenants that had something to send, and those below.
@@ -140,7 +143,8 @@ struct Tenant {
     is_on: bool,
     /// When it begins or stops; `None` if it always sends.
     toggles_at: Option<Time>,
-    /// In this window: whether it began, and arrived bytes and time with something to send before it.
+    /// In this window: whether it began, and arrived bytes and time with something to send before
+    /// it.
     has_begun: bool,
     arrived: u64,
     busy: Duration,
@@ -263,7 +267,8 @@ impl Run {
         (arrived, busy.unwrap_or(Duration::ZERO))
     }
 
-    /// Whether a tenant lacks more than two frames, or than its windows if it has begun within this one.
+    /// Whether a tenant lacks more than two frames, or than its windows if it has begun within this
+    /// one.
     fn is_below(&self, tenant: &Tenant, bytes: u64, on: Duration) -> bool {
         let owed = u128::from(tenant.guarantee.bps) * u128::from(on.as_nanos()) / 8_000_000_000;
         let frame = u64::from(frame_bytes(self.transport.mtu));
@@ -272,7 +277,8 @@ impl Run {
         u128::from(bytes + 2 * frame + begun) < owed
     }
 
-    /// The next plan takes those to be contended that have sent in this window. `Matched` and `Paced` keep their queues.
+    /// The next plan takes those to be contended that have sent in this window. `Matched` and
+    /// `Paced` keep their queues.
     fn follow(&mut self) {
         let sent: Vec<u64> = (0..self.all.len())
             .filter(|&at| self.state(at).1 > self.all[at].busy)

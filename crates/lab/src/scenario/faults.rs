@@ -1,7 +1,9 @@
-//! The faults of a scenario: what its tables say, resolved to links and switches, with every repetition.
+//! The faults of a scenario: what its tables say, resolved to links and switches, with every
+//! repetition.
 //!
-//! Places are named as in topologies and reports: `leaf0`, `leaf0:3`, `leaf0 -> spine1`. Random ones are drawn from the seed,
-//! apart from everything else that is drawn: a scenario with faults has the same flows as without.
+//! Places are named as in topologies and reports: `leaf0`, `leaf0:3`, `leaf0 -> spine1`. Random
+//! ones are drawn from the seed, apart from everything else that is drawn: a scenario with faults
+//! has the same flows as without.
 
 use std::fmt;
 

@@ -72,7 +72,8 @@ pub struct Switches {
     pub pfc: bool,
     /// What they mark.
     pub ecn: Ecn,
-    /// How often a collector reads the watermarks of their buffers and tells the hosts, if one does.
+    /// How often a collector reads the watermarks of their buffers and tells the hosts, if one
+    /// does.
     #[serde(deserialize_with = "some_span")]
     pub watermarks: Option<Duration>,
     /// How much later it does; half of that if absent.
@@ -82,7 +83,8 @@ pub struct Switches {
     pub classes: u8,
     /// How they choose among paths.
     pub routing: Routing,
-    /// Whether they find other ways when links or switches fail; if absent, unless their tables are those of an engine.
+    /// Whether they find other ways when links or switches fail; if absent, unless their tables are
+    /// those of an engine.
     pub rerouting: Option<bool>,
     /// From the moment at which something fails until routes are computed anew.
     #[serde(deserialize_with = "span")]
@@ -90,8 +92,8 @@ pub struct Switches {
     /// Longest time until each uses them.
     #[serde(deserialize_with = "span")]
     pub convergence: Duration,
-    /// How long a packet may be held back until a watchdog drops what waits, if there is one; and how long no pause may have
-    /// come until pauses are obeyed again.
+    /// How long a packet may be held back until a watchdog drops what waits, if there is one; and
+    /// how long no pause may have come until pauses are obeyed again.
     #[serde(deserialize_with = "some_span")]
     pub watchdog: Option<Duration>,
 }
@@ -158,7 +160,8 @@ pub struct Transport {
     pub recovery: Recovery,
     /// Most unacknowledged packets of a flow.
     pub window: u32,
-    /// How long an acknowledgement may take; a queue pair rounds it up to 4.096 us times a power of two.
+    /// How long an acknowledgement may take; a queue pair rounds it up to 4.096 us times a power of
+    /// two.
     #[serde(deserialize_with = "span")]
     pub timeout: Duration,
     /// Retries before a connection fails.

@@ -1,8 +1,9 @@
 //! The hosts of a scenario as nodes of the simulation.
 //!
-//! A host with one port is a node. One with several is a NIC for each of them, and flows are put on ports by
-//! [`Rails`]: queue pairs stay on their port, and the host forwards nothing. With `topology.relay` it forwards, as the servers
-//! of a BCube do: it is one node behind a switch that joins its ports.
+//! A host with one port is a node. One with several is a NIC for each of them, and flows are put on
+//! ports by [`Rails`]: queue pairs stay on their port, and the host forwards nothing. With
+//! `topology.relay` it forwards, as the servers of a BCube do: it is one node behind a switch that
+//! joins its ports.
 
 use ::topology::channels::Channels;
 use ::topology::graph::{Link, NodeId, Topology};
@@ -45,7 +46,8 @@ impl Hosts {
     /// Those of a topology; with `relay`, they forward.
     ///
     /// # Errors
-    /// When hosts with one port are not joined, there are too many, or their links have different rates.
+    /// When hosts with one port are not joined, there are too many, or their links have different
+    /// rates.
     pub fn of(topology: &Topology, relay: bool) -> Result<Hosts, Error> {
         let nics = Nics::of_topology(topology);
         let (count, ports) = (topology.hosts().count() as u32, nics.len());

@@ -326,7 +326,8 @@ impl Prepared {
     }
 }
 
-/// Switches mark and stamp nothing behind a GRH: refuses controls that would never learn of congestion.
+/// Switches mark and stamp nothing behind a GRH: refuses controls that would never learn of
+/// congestion.
 fn check_frames(transport: &file::Transport, congestion: &CongestionControl) -> Result<(), Error> {
     let lost = match congestion {
         CongestionControl::Dcqcn(_) | CongestionControl::Dctcp(_) => "mark none of its packets",
@@ -351,7 +352,8 @@ fn mtu(bytes: u32) -> Result<Mtu, Error> {
     })
 }
 
-/// Who reads the watermarks of switches; hosts are told half an interval later, unless the file says when.
+/// Who reads the watermarks of switches; hosts are told half an interval later, unless the file
+/// says when.
 fn watermarks(switches: &Switches) -> Result<Option<Collector>, Error> {
     let Some(every) = switches.watermarks else {
         return match switches.watermarks_delay {

@@ -1,4 +1,5 @@
-//! Pictures of a run, as SVG: queues and throughput over time with the faults of that time, slowdown by size, use of links.
+//! Pictures of a run, as SVG: queues and throughput over time with the faults of that time,
+//! slowdown by size, use of links.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,5 @@
-//! What a run of a scenario came to: slowdowns by size, queues, pauses, and the cost of the simulation.
+//! What a run of a scenario came to: slowdowns by size, queues, pauses, and the cost of the
+//! simulation.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -22,8 +23,8 @@ const SIZES: [(u64, u64, &str); 4] = [
     (0, u64::MAX, "all"),
 ];
 
-/// Slowdowns of the flows of one class of sizes. A slowdown is the completion time beside that of the same flow in an
-/// empty network.
+/// Slowdowns of the flows of one class of sizes. A slowdown is the completion time beside that of
+/// the same flow in an empty network.
 #[derive(Clone, Debug, Serialize)]
 pub struct SizeRow {
     /// Flows longer than this, in bytes.

@@ -1,5 +1,6 @@
 //! Flows from a file, in the text of the simulators published with HPCC: their number, then a line
-//! `source destination priority port bytes start` each, with the start in seconds. Time begins with the first start.
+//! `source destination priority port bytes start` each, with the start in seconds. Time begins with
+//! the first start.
 
 use roce::Time;
 use sim::traffic::{Flow, MAX_FLOWS};

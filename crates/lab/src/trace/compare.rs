@@ -1,4 +1,5 @@
-//! Two runs of one case: where the same flows were under way, what each got, and how long its packets took.
+//! Two runs of one case: where the same flows were under way, what each got, and how long its
+//! packets took.
 
 use std::collections::BTreeMap;
 

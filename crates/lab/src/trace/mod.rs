@@ -5,8 +5,8 @@
 //! | [`mod@file`] | samples as CSV, written and read |
 //! | [`compare`] | two runs of one case beside each other, in numbers and as a picture |
 //!
-//! The samples are the same of a simulated and of a real wire ([`roce::report::QpProgress`]), since the endpoint is. Nothing in
-//! here prints.
+//! The samples are the same of a simulated and of a real wire ([`roce::report::QpProgress`]), since
+//! the endpoint is. Nothing in here prints.
 
 pub mod compare;
 pub mod file;

@@ -1,9 +1,9 @@
 //! The C ABI of rdma-core 44: structures and constants of `infiniband/verbs.h`, and nothing else.
 //!
-//! It has two users: devices behind a loaded library ([`crate::loaded`]), and the drop-in library itself
-//! (`bindings/ibverbs`). Names are those of C, to match the man pages. Enumerations are plain integers here:
-//! programs may pass any value. A test compiles a C program against the installed headers and compares all
-//! sizes, offsets and values (`layout.rs`).
+//! It has two users: devices behind a loaded library ([`crate::loaded`]), and the drop-in library
+//! itself (`bindings/ibverbs`). Names are those of C, to match the man pages. Enumerations are
+//! plain integers here: programs may pass any value. A test compiles a C program against the
+//! installed headers and compares all sizes, offsets and values (`layout.rs`).
 #![allow(missing_docs, reason = "the man pages describe them")]
 #![allow(non_camel_case_types, reason = "the names of C")]
 

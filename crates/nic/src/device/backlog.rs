@@ -1,19 +1,21 @@
-//! Receive-buffer occupancy of other processes on this machine, so that nothing is sent into a full buffer.
+//! Receive-buffer occupancy of other processes on this machine, so that nothing is sent into a full
+//! buffer.
 //!
-//! UDP over loopback has no back-pressure: a packet that does not fit the receive buffer is dropped, and the
-//! sender does not notice. A hardware adapter that loops packets back stalls instead, and programs on
-//! unreliable connections depend on it. Any process may query the socket-buffer occupancy of the UDP sockets
-//! in its network namespace (`sock_diag(7)`), so it is queried whenever another quarter of a buffer may have
-//! been filled. Nothing is sent to a process that has [`MOST_UNREAD`] bytes to read, or whose buffer is half
-//! full (the kernel accounts for reads in portions of a quarter). When it has read nothing for [`PATIENCE`],
-//! it counts as stopped, and packets for it are lost as on a link until it reads again. They are lost at
-//! a bounded rate ([`LOST_PER_LOOK`]): without one, a sender on an unreliable connection would spend its thread
-//! on building packets that reach nobody. Each process is tracked separately: a stopped one slows only those
-//! that send to it.
+//! UDP over loopback has no back-pressure: a packet that does not fit the receive buffer is
+//! dropped, and the sender does not notice. A hardware adapter that loops packets back stalls
+//! instead, and programs on unreliable connections depend on it. Any process may query the
+//! socket-buffer occupancy of the UDP sockets in its network namespace (`sock_diag(7)`), so it is
+//! queried whenever another quarter of a buffer may have been filled. Nothing is sent to a process
+//! that has [`MOST_UNREAD`] bytes to read, or whose buffer is half full (the kernel accounts for
+//! reads in portions of a quarter). When it has read nothing for [`PATIENCE`], it counts as
+//! stopped, and packets for it are lost as on a link until it reads again. They are lost at a
+//! bounded rate ([`LOST_PER_LOOK`]): without one, a sender on an unreliable connection would spend
+//! its thread on building packets that reach nobody. Each process is tracked separately: a stopped
+//! one slows only those that send to it.
 //!
-//! A process that reads just as much as arrives looks equally full each time. What tells it from a stopped one
-//! are the bytes that it has read and the kernel has not accounted for yet, which only reading changes, and a
-//! probe: a datagram that stays in the buffer of a stopped process.
+//! A process that reads just as much as arrives looks equally full each time. What tells it from a
+//! stopped one are the bytes that it has read and the kernel has not accounted for yet, which only
+//! reading changes, and a probe: a datagram that stays in the buffer of a stopped process.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -36,13 +38,13 @@ const LOOK_AT_STOPPED: Duration = Duration::from_millis(1);
 /// Packets that may be lost between two such queries: 64 MB/s with 4 KiB packets.
 const LOST_PER_LOOK: usize = 16;
 
-/// Bytes that a process may leave unread, in the kernel's accounting, before packets for it wait. Filling the
-/// buffer of a stopped process takes time from all other peers, so it is not filled; a process that reads
-/// needs no more than the traffic of its longest pause.
+/// Bytes that a process may leave unread, in the kernel's accounting, before packets for it wait.
+/// Filling the buffer of a stopped process takes time from all other peers, so it is not filled; a
+/// process that reads needs no more than the traffic of its longest pause.
 const MOST_UNREAD: u64 = 4 << 20;
 
-/// Most that packets take of a receive buffer: an `sk_buff` with headers for each, and their bytes in a
-/// block of the next power of two.
+/// Most that packets take of a receive buffer: an `sk_buff` with headers for each, and their bytes
+/// in a block of the next power of two.
 const fn taken(packets: u64, bytes: u64) -> u64 {
     2 * bytes + packets * 1280
 }
@@ -50,8 +52,8 @@ const fn taken(packets: u64, bytes: u64) -> u64 {
 /// What the longest packet takes of a receive buffer.
 const LARGEST_BYTES: u64 = taken(1, 4096 + 64);
 
-/// Processes tracked at a time. One more replaces the one tracked longest until that is sent to again. A
-/// machine has 254 processes for each address.
+/// Processes tracked at a time. One more replaces the one tracked longest until that is sent to
+/// again. A machine has 254 processes for each address.
 const MAX_PEERS: usize = 512;
 
 /// See the module's text.
@@ -65,7 +67,8 @@ pub(super) struct Backlog {
     burst: u64,
     /// Time of the last call of [`Backlog::admits`].
     now: Time,
-    /// The last burst of this turn left out packets for a process that reads: the next one may follow.
+    /// The last burst of this turn left out packets for a process that reads: the next one may
+    /// follow.
     is_crowded: bool,
     /// Occupancy of buffers at the last query of [`Backlog::is_stalled`].
     suspects: Vec<(SocketAddr, SocketAddr, Level)>,
@@ -82,7 +85,8 @@ enum Flow {
     Held { since: Time, look_at: Time },
     /// Packets are lost: the process has stopped reading. `allowance` more may be before `look_at`.
     Lost { look_at: Time, allowance: usize },
-    /// No process has this port: queue pairs of a daemon, which has the shared port of its address alone.
+    /// No process has this port: queue pairs of a daemon, which has the shared port of its address
+    /// alone.
     Absent { look_at: Time },
 }
 
@@ -167,7 +171,8 @@ impl Peer {
 struct Level {
     /// Bytes that count against the limit.
     used: u64,
-    /// Bytes that were not read. The rest of `used` was read since the kernel last accounted for it.
+    /// Bytes that were not read. The rest of `used` was read since the kernel last accounted for
+    /// it.
     unread: u64,
     limit: u64,
 }
@@ -291,8 +296,8 @@ impl Backlog {
         self.burst += 1;
     }
 
-    /// When a process that packets wait for is next to be queried. Where the query is overdue, nobody has
-    /// sent to it any more.
+    /// When a process that packets wait for is next to be queried. Where the query is overdue,
+    /// nobody has sent to it any more.
     pub(super) fn next_look(&self) -> Option<Time> {
         if self.is_crowded {
             return Some(self.now);
@@ -304,11 +309,11 @@ impl Backlog {
         self.peers.iter().filter_map(held).filter(|&look_at| look_at > self.now).min()
     }
 
-    /// Whether the process at `remote` exists and does not read: its buffer holds bytes, and it has read none
-    /// since the last query. `probe` sends it a datagram, which makes the next query differ if it reads. The
-    /// first query of a process cannot tell, and neither can one that finds more than before: a process
-    /// that is busy with other peers is seen to read at every other query, so an unresponsive queue pair of it
-    /// is not masked for long.
+    /// Whether the process at `remote` exists and does not read: its buffer holds bytes, and it has
+    /// read none since the last query. `probe` sends it a datagram, which makes the next query
+    /// differ if it reads. The first query of a process cannot tell, and neither can one that finds
+    /// more than before: a process that is busy with other peers is seen to read at every other
+    /// query, so an unresponsive queue pair of it is not masked for long.
     pub(super) fn is_stalled(
         &mut self,
         local: SocketAddr,
@@ -549,7 +554,8 @@ mod tests {
         }
     }
 
-    /// Fills the buffer of `remote` as far as packets for it are admitted, and returns how many those were.
+    /// Fills the buffer of `remote` as far as packets for it are admitted, and returns how many
+    /// those were.
     fn fill(backlog: &mut Backlog, now: Time, from: &UdpSocket, remote: SocketAddr) -> usize {
         let (mut filled, local) = (0, from.local_addr().expect("bound"));
         while backlog.admits(now, local, remote, Transport::Uc, 8) > 0 {

@@ -1,7 +1,7 @@
 //! Packets that arrive at a port of a device, and how they reach the process that they are for.
 //!
-//! A forwarded packet is sent whole, ICRC included, behind a 28-byte header that records what the first
-//! receiver saw:
+//! A forwarded packet is sent whole, ICRC included, behind a 28-byte header that records what the
+//! first receiver saw:
 //!
 //! | bytes | field |
 //! |---|---|
@@ -16,11 +16,12 @@
 //! | 10–11 | zero |
 //! | 12–27 | its source address; IPv4 as IPv4-mapped IPv6 |
 //!
-//! Header and packet carry an ICRC of their own, so they use segmented sends like other packets. The
-//! destination is the address that they are sent to. The receiver accepts them only from its own address and
-//! the port of a process, which no other machine can use: the kernel drops outside packets with a source
-//! address of this machine (over IPv6 that is up to the firewall, and the ICRC of RoCE is no authentication
-//! anyway). A packet that was forwarded once is never forwarded again.
+//! Header and packet carry an ICRC of their own, so they use segmented sends like other packets.
+//! The destination is the address that they are sent to. The receiver accepts them only from its
+//! own address and the port of a process, which no other machine can use: the kernel drops outside
+//! packets with a source address of this machine (over IPv6 that is up to the firewall, and the
+//! ICRC of RoCE is no authentication anyway). A packet that was forwarded once is never forwarded
+//! again.
 //!
 //! A datagram of the first byte alone is a probe ([`PROBE`]).
 
@@ -47,7 +48,8 @@ const VERSION: u8 = 1;
 /// One port being emptied.
 pub(super) struct Arrivals<'a> {
     pub(super) check: IcrcCheck,
-    /// Packets from other machines for this process arrive by the packet socket (IPv4, strict check).
+    /// Packets from other machines for this process arrive by the packet socket (IPv4, strict
+    /// check).
     pub(super) left_to_strict: bool,
     /// Our own slot.
     pub(super) slot: u8,
@@ -93,7 +95,8 @@ impl Arrivals<'_> {
         }
     }
 
-    /// Delivers packets for this process, and forwards those for others straight from the receive buffer.
+    /// Delivers packets for this process, and forwards those for others straight from the receive
+    /// buffer.
     fn take_shared(&mut self, run: &Run<'_>, counters: &mut RxCounters) {
         let mut strays = ArrayVec::<Stray<'_>, BURST_PACKETS>::new();
         for (place, packet) in run.datagrams() {
@@ -225,8 +228,8 @@ fn wrap(seen: &Seen) -> [u8; HEADER_BYTES] {
     out
 }
 
-/// What a forwarded packet looked like when it arrived at `to`, and the packet; `None` if it is malformed or
-/// its source belongs to the other IP version.
+/// What a forwarded packet looked like when it arrived at `to`, and the packet; `None` if it is
+/// malformed or its source belongs to the other IP version.
 fn unwrap(forwarded: &[u8], to: SocketAddr, ifindex: u32) -> Option<(Seen, &[u8])> {
     let (header, rest) = forwarded.split_first_chunk::<HEADER_BYTES>()?;
     let (packet, _) = rest.split_last_chunk::<ICRC_BYTES>()?;

@@ -1,10 +1,10 @@
 //! Multicast groups of a device.
 //!
-//! A socket bound to a unicast address never receives multicast packets, so each group has a socket of its
-//! own, bound to the group. Processes share it by SO_REUSEPORT; for multicast the kernel delivers a packet
-//! to every such socket rather than to one of them (tried on Linux 6.18: three sockets, three copies of
-//! each packet, segmented sends included). IP_MULTICAST_ALL is off, so memberships of other sockets have no
-//! effect.
+//! A socket bound to a unicast address never receives multicast packets, so each group has a socket
+//! of its own, bound to the group. Processes share it by SO_REUSEPORT; for multicast the kernel
+//! delivers a packet to every such socket rather than to one of them (tried on Linux 6.18: three
+//! sockets, three copies of each packet, segmented sends included). IP_MULTICAST_ALL is off, so
+//! memberships of other sockets have no effect.
 
 use std::io;
 use std::net::IpAddr;

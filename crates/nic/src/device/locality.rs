@@ -1,8 +1,8 @@
-//! Which addresses belong to this machine (to this network namespace): packets to those go straight from
-//! process to process.
+//! Which addresses belong to this machine (to this network namespace): packets to those go straight
+//! from process to process.
 //!
-//! The list is read when a wire is opened and again at most once in [`MAX_AGE`], so an address that moves
-//! to another machine, or comes here, is noticed.
+//! The list is read when a wire is opened and again at most once in [`MAX_AGE`], so an address that
+//! moves to another machine, or comes here, is noticed.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -40,7 +40,8 @@ impl Locality {
         }
     }
 
-    /// Reads the list again if it lacks this address: whoever met the process there has seen a newer one.
+    /// Reads the list again if it lacks this address: whoever met the process there has seen a
+    /// newer one.
     pub(super) fn refresh_for(&mut self, addr: SocketAddr) {
         if !self.contains(addr) && clock::now().since(self.taken) >= MIN_AGE {
             self.taken = clock::now();

@@ -1,27 +1,30 @@
 //! The wire of an RDMA device: the addresses of a network interface, shared by the processes of a
 //! machine.
 //!
-//! RoCE has one UDP port, but every program that uses RDMA is its own process. Each process claims a
-//! number (its *slot*, 1–254) by binding a UDP port of its own, [`PROCESS_PORT_BASE`] plus the number, on
-//! every address. The kernel makes the port exclusive and frees it when the process ends, however it ends.
-//! The upper 8 bits of a queue pair number are the slot of its owner. Packets therefore take one of three
-//! routes:
+//! RoCE has one UDP port, but every program that uses RDMA is its own process. Each process claims
+//! a number (its *slot*, 1–254) by binding a UDP port of its own, [`PROCESS_PORT_BASE`] plus the
+//! number, on every address. The kernel makes the port exclusive and frees it when the process
+//! ends, however it ends. The upper 8 bits of a queue pair number are the slot of its owner.
+//! Packets therefore take one of three routes:
 //!
 //! - To an address of this machine, packets go straight to the owner's port.
 //! - To any other address they go to port 4791, as every RoCE device expects it.
-//! - From other machines they arrive at port 4791, which all processes share (SO_REUSEPORT). The kernel
-//!   chooses a process by a hash of addresses and ports. It forwards packets for other slots, with a
-//!   header that names the original sender (`forward`). A packet is forwarded at most once.
+//! - From other machines they arrive at port 4791, which all processes share (SO_REUSEPORT). The
+//!   kernel chooses a process by a hash of addresses and ports. It forwards packets for other
+//!   slots, with a header that names the original sender (`forward`). A packet is forwarded at most
+//!   once.
 //!
-//! Packets leave from the shared port wherever there is one, so captures of this machine's own traffic
-//! have port 4791 in every packet and tools decode them without settings. Queue pair numbers whose upper
-//! bits are zero belong to daemons that own port 4791 of their address ([`crate::udp`]).
+//! Packets leave from the shared port wherever there is one, so captures of this machine's own
+//! traffic have port 4791 in every packet and tools decode them without settings. Queue pair
+//! numbers whose upper bits are zero belong to daemons that own port 4791 of their address
+//! ([`crate::udp`]).
 //!
-//! Multicast (`groups`): each process binds a socket to the group itself. Linux delivers a multicast
-//! packet to every matching socket (a unicast packet to one), also on the sending machine.
+//! Multicast (`groups`): each process binds a socket to the group itself. Linux delivers a
+//! multicast packet to every matching socket (a unicast packet to one), also on the sending
+//! machine.
 //!
-//! Local traffic is paced by receive-buffer occupancy, for each process by itself, so loopback behaves
-//! like a lossless link (`backlog`).
+//! Local traffic is paced by receive-buffer occupancy, for each process by itself, so loopback
+//! behaves like a lossless link (`backlog`).
 //!
 //! IP, ICRC and segmentation are those of [`crate::udp`]. Queue pairs do not belong here.
 
@@ -69,19 +72,20 @@ pub const MAX_SLOT: u8 = 254;
 pub struct DeviceConfig {
     /// Its addresses. Each must be one of this machine's.
     pub addresses: Vec<IpAddr>,
-    /// Its interface: scope of link-local addresses, and outgoing interface of multicast. 0 leaves it to
-    /// the kernel.
+    /// Its interface: scope of link-local addresses, and outgoing interface of multicast. 0 leaves
+    /// it to the kernel.
     pub ifindex: u32,
     /// The port that peers send to: 4791, except in tests.
     pub port: u16,
-    /// Socket buffer to request in each direction of each socket, in bytes as the kernel accounts them.
+    /// Socket buffer to request in each direction of each socket, in bytes as the kernel accounts
+    /// them.
     pub socket_buffer_bytes: u32,
     /// Use segmented sends where the kernel has them.
     pub gso: bool,
     /// Let the kernel join datagrams where it can.
     pub gro: bool,
-    /// How ICRCs are checked. With [`IcrcCheck::Strict`], packets from other machines over IPv4 arrive by
-    /// a packet socket if the process may open one, which is slower.
+    /// How ICRCs are checked. With [`IcrcCheck::Strict`], packets from other machines over IPv4
+    /// arrive by a packet socket if the process may open one, which is slower.
     pub check: IcrcCheck,
 }
 
@@ -106,13 +110,15 @@ impl DeviceConfig {
     }
 }
 
-/// Adds the interface's scope to an address that means something else on each interface, if it has none.
+/// Adds the interface's scope to an address that means something else on each interface, if it has
+/// none.
 fn scoped(addr: SocketAddr, ifindex: u32) -> SocketAddr {
     let SocketAddr::V6(v6) = addr else {
         return addr;
     };
     let [a, b, ..] = v6.ip().octets();
-    // fe80::/10, and multicast with the scope "interface" or "link" in the low half of the second byte.
+    // fe80::/10, and multicast with the scope "interface" or "link" in the low half of the second
+    // byte.
     let of_link = (a == 0xfe && b & 0xc0 == 0x80) || (a == 0xff && matches!(b & 0x0f, 1 | 2));
     if !of_link || v6.scope_id() != 0 {
         return addr;
@@ -120,8 +126,8 @@ fn scoped(addr: SocketAddr, ifindex: u32) -> SocketAddr {
     SocketAddrV6::new(*v6.ip(), v6.port(), v6.flowinfo(), ifindex).into()
 }
 
-/// What [`Wire::is_stalled`] and [`Doorbell::wake`] send to the port of a process, from the port of ours. Who reads it
-/// counts and drops it.
+/// What [`Wire::is_stalled`] and [`Doorbell::wake`] send to the port of a process, from the port of
+/// ours. Who reads it counts and drops it.
 const PROBE: [u8; 1] = crate::udp::WAKE_UP;
 
 /// Names the packet socket among the places of ports.
@@ -159,8 +165,8 @@ impl DeviceWire {
     /// Claims a slot and binds every address.
     ///
     /// # Errors
-    /// When an address is not one of this machine's, no slot is free, or the kernel lacks an option. A
-    /// shared port that cannot be bound is no error: peers on this machine do not need it
+    /// When an address is not one of this machine's, no slot is free, or the kernel lacks an
+    /// option. A shared port that cannot be bound is no error: peers on this machine do not need it
     /// ([`DeviceWire::why_not_shared`]).
     pub fn open(config: &DeviceConfig) -> Result<DeviceWire, UdpError> {
         let (slot, ports) = Ports::open(config)?;
@@ -200,20 +206,21 @@ impl DeviceWire {
         vec![self.ports.readiness.as_fd()]
     }
 
-    /// All that packets arrive at and leave by, and what the kernel is asked by: a forked child has copies of them, which go on
-    /// receiving. Others are added and taken away when groups are joined and left.
+    /// All that packets arrive at and leave by, and what the kernel is asked by: a forked child has
+    /// copies of them, which go on receiving. Others are added and taken away when groups are
+    /// joined and left.
     pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         let sockets = self.ports.all.iter().map(|port| port.socket.fd.as_fd());
         let others = [Some(self.ports.readiness.as_fd()), self.tap.as_ref().map(|tap| tap.fd())];
         sockets.chain(others.into_iter().flatten()).chain(self.backlog.fd()).collect()
     }
 
-    /// Joins a multicast group. Packets that this machine sends to it arrive too. A group joined twice
-    /// must be left twice.
+    /// Joins a multicast group. Packets that this machine sends to it arrive too. A group joined
+    /// twice must be left twice.
     ///
     /// # Errors
-    /// When the kernel refuses, the device has no address of the group's IP version, or the device is
-    /// in [`MAX_GROUPS`] groups.
+    /// When the kernel refuses, the device has no address of the group's IP version, or the device
+    /// is in [`MAX_GROUPS`] groups.
     pub fn join(&mut self, group: IpAddr) -> io::Result<()> {
         self.ports.join(&self.config, group)
     }
@@ -246,8 +253,8 @@ impl DeviceWire {
         &self.counters
     }
 
-    /// Datagrams, or joined runs of them, lost because a receive buffer was full. One system call per
-    /// socket.
+    /// Datagrams, or joined runs of them, lost because a receive buffer was full. One system call
+    /// per socket.
     pub fn overrun(&self) -> u64 {
         self.ports.all.iter().filter_map(Port::overrun).map(u64::from).sum()
     }
@@ -343,8 +350,8 @@ impl DeviceWire {
         receiver.receive(&port.socket.fd, rx, |run, rx| arrivals.take(run, rx))
     }
 
-    /// Reads the port that had packets last, and the others only when it is empty. Every so often the
-    /// others come first, so that none starves.
+    /// Reads the port that had packets last, and the others only when it is empty. Every so often
+    /// the others come first, so that none starves.
     fn receive_packets(&mut self, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
         self.backlog.next_turn();
         let before = self.counters.rx.packets;
@@ -375,7 +382,8 @@ impl Wire for DeviceWire {
         self.backlog.next_burst();
     }
 
-    /// As many as the limits of the job allow and fit the buffer of a local process; no limit for other destinations.
+    /// As many as the limits of the job allow and fit the buffer of a local process; no limit for
+    /// other destinations.
     fn admits(
         &mut self,
         now: Time,

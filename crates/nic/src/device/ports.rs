@@ -1,9 +1,9 @@
-//! The sockets of a device: for each address one of its own and one on the shared port, and one for each
-//! multicast group.
+//! The sockets of a device: for each address one of its own and one on the shared port, and one for
+//! each multicast group.
 //!
 //! A slot is claimed by binding its port on every address; the search moves on at the first address
-//! where the port is taken. It starts at a random slot, so processes that start together do not race for
-//! one number.
+//! where the port is taken. It starts at a random slot, so processes that start together do not
+//! race for one number.
 
 use std::io;
 use std::net::IpAddr;

@@ -1,14 +1,15 @@
-//! The strict ICRC check over IPv4: packets to the shared port come from a packet socket, which shows the
-//! identification that a UDP socket hides, so all 32 bits are checked for every sender.
+//! The strict ICRC check over IPv4: packets to the shared port come from a packet socket, which
+//! shows the identification that a UDP socket hides, so all 32 bits are checked for every sender.
 //!
-//! The UDP socket stays open: it holds the port, keeps the kernel from sending ICMP port unreachable, and
-//! receives packets for other processes, which are forwarded as usual. Packets for this process that it
-//! receives, or that other processes forward, are ignored in favour of the packet socket.
+//! The UDP socket stays open: it holds the port, keeps the kernel from sending ICMP port
+//! unreachable, and receives packets for other processes, which are forwarded as usual. Packets for
+//! this process that it receives, or that other processes forward, are ignored in favour of the
+//! packet socket.
 //!
-//! The check costs a second copy of every packet, and joined packets are split here. A packet socket also
-//! sees packets before the firewall, so rules that drop RoCE packets do not apply to this process. It is
-//! therefore optional and needs CAP_NET_RAW; without that the shared port is checked as usual, and the wire
-//! reports so.
+//! The check costs a second copy of every packet, and joined packets are split here. A packet
+//! socket also sees packets before the firewall, so rules that drop RoCE packets do not apply to
+//! this process. It is therefore optional and needs CAP_NET_RAW; without that the shared port is
+//! checked as usual, and the wire reports so.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -83,8 +84,8 @@ impl Inspection<'_> {
         });
     }
 
-    /// The sender of a packet and the IPv4 address of ours that it is for, if it is for a queue pair of this
-    /// process.
+    /// The sender of a packet and the IPv4 address of ours that it is for, if it is for a queue
+    /// pair of this process.
     fn arrival(&self, packet: &Packet<'_>) -> Option<(Seen, u8)> {
         let Network::Udp(Ip::V4(ip), udp) = packet.network else {
             return None;

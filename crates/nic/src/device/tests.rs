@@ -448,7 +448,8 @@ fn send_as_there_is_room(wire: &mut DeviceWire, to: u8, address: &str, limit: us
     sent
 }
 
-/// Two devices with receive buffers of half a MiB, unless this kernel does not report their occupancy.
+/// Two devices with receive buffers of half a MiB, unless this kernel does not report their
+/// occupancy.
 fn small_devices(test: &str, address: &str) -> Option<[DeviceWire; 2]> {
     let open = || {
         let mut config = DeviceConfig::new(vec![ip(address)], lo());
@@ -581,8 +582,8 @@ fn a_process_that_is_gone_is_not_waited_for() {
     assert_eq!(send_as_there_is_room(&mut a, slot, address, 1_000), 1_000);
 }
 
-/// Endpoints of daemons number their queue pairs freely: no number of theirs may be taken for one of a
-/// process that shares the port.
+/// Endpoints of daemons number their queue pairs freely: no number of theirs may be taken for one
+/// of a process that shares the port.
 #[test]
 fn a_daemon_on_this_machine_is_reached_whatever_its_queue_pair_number() {
     let mut wire = device(&["127.8.33.1"]);
@@ -658,7 +659,8 @@ mod many_small {
         wires[0].backlog.why_not().is_none().then_some(wires)
     }
 
-    /// Any 16 packets fit the empty buffer, so messages that fill one packet each leave in two turns.
+    /// Any 16 packets fit the empty buffer, so messages that fill one packet each leave in two
+    /// turns.
     #[test]
     fn small_messages_of_many_connections_leave_together() {
         let Some([mut wire, peer]) = processes("127.8.31.1") else { return };
@@ -669,7 +671,8 @@ mod many_small {
         assert_eq!(turn() + turn(), 16);
     }
 
-    /// Queue pairs that wait only for the next burst do not wait for the next query of a stopped process.
+    /// Queue pairs that wait only for the next burst do not wait for the next query of a stopped
+    /// process.
     #[test]
     fn a_full_buffer_elsewhere_delays_no_small_messages() {
         let Some([mut wire, stopped, mut peer]) = processes("127.8.32.1") else { return };

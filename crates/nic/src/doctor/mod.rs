@@ -1,11 +1,11 @@
 //! Is this machine fit for RoCE without hardware, and what would make it faster?
 //!
-//! Every check tests the machine itself, mostly by doing the thing in question: it opens sockets, sets
-//! options, binds ports. Nothing is changed. A check that cannot be made is reported as a warning, so a
-//! diagnosis always completes.
+//! Every check tests the machine itself, mostly by doing the thing in question: it opens sockets,
+//! sets options, binds ports. Nothing is changed. A check that cannot be made is reported as a
+//! warning, so a diagnosis always completes.
 //!
-//! A failure means that the data path does not work here; a warning, that it is slower, checks less, or
-//! reaches fewer peers. Both come with the next thing to do.
+//! A failure means that the data path does not work here; a warning, that it is slower, checks
+//! less, or reaches fewer peers. Both come with the next thing to do.
 
 mod machine;
 mod network;

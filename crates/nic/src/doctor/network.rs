@@ -119,8 +119,9 @@ pub(super) fn order() -> Vec<Finding> {
     all.filter_map(|one| steering(&one)).collect()
 }
 
-/// Whether an end of a veth pair keeps packets of a flow in order: it receives each packet on the processor that sent it, and
-/// any processor may dequeue the sender's queueing discipline. `None` if `/sys` does not show this interface.
+/// Whether an end of a veth pair keeps packets of a flow in order: it receives each packet on the
+/// processor that sent it, and any processor may dequeue the sender's queueing discipline. `None`
+/// if `/sys` does not show this interface.
 fn steering(interface: &Interface) -> Option<Finding> {
     let name = &interface.name;
     let folder = format!("/sys/class/net/{name}");
@@ -160,7 +161,8 @@ fn order_of(name: &str, processors: &str, masks: &[String]) -> Option<Finding> {
     ))
 }
 
-/// A mask of the first processors up to the last of a list as `0-3,5`: 32 of them at most, as one word of `rps_cpus` has.
+/// A mask of the first processors up to the last of a list as `0-3,5`: 32 of them at most, as one
+/// word of `rps_cpus` has.
 fn mask_of(processors: &str) -> Option<String> {
     let last: u32 = processors.rsplit([',', '-']).next()?.parse().ok()?;
     Some(format!("{:x}", (1_u64 << last.saturating_add(1).min(32)) - 1))

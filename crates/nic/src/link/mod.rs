@@ -1,5 +1,5 @@
-//! What a wire that writes whole Ethernet frames needs from the kernel: the interface with an address, its own Ethernet
-//! address, and those of its neighbours.
+//! What a wire that writes whole Ethernet frames needs from the kernel: the interface with an
+//! address, its own Ethernet address, and those of its neighbours.
 
 mod neighbour;
 
@@ -20,8 +20,8 @@ pub(crate) fn interface_of(ip: IpAddr) -> io::Result<Option<Interface>> {
     Ok(listed.into_iter().find(|one| !one.loopback && one.addresses.contains(&ip)))
 }
 
-/// The Ethernet address of an interface of the namespace that the descriptor, of any socket, belongs to; none for other
-/// kinds of links.
+/// The Ethernet address of an interface of the namespace that the descriptor, of any socket,
+/// belongs to; none for other kinds of links.
 pub(crate) fn hardware_address(
     any: BorrowedFd<'_>,
     interface: &Interface,

@@ -1,8 +1,9 @@
 //! The Ethernet address that packets for a destination go to, as the kernel knows it.
 //!
-//! The kernel's routes and neighbour table are queried by netlink, the answers kept for a second. Nothing is resolved
-//! here: while the kernel knows no usable address, a packet through a socket of its own makes it resolve one. An
-//! entry that the kernel wants to confirm again needs one such packet for the same reason.
+//! The kernel's routes and neighbour table are queried by netlink, the answers kept for a second.
+//! Nothing is resolved here: while the kernel knows no usable address, a packet through a socket of
+//! its own makes it resolve one. An entry that the kernel wants to confirm again needs one such
+//! packet for the same reason.
 
 use std::io;
 use std::net::IpAddr;
@@ -47,7 +48,8 @@ pub(crate) enum Hop {
     Ethernet([u8; 6]),
     /// The same, but the kernel has just said that it wants to confirm the address.
     Stale([u8; 6]),
-    /// Not in a frame: the kernel has just said that it knows no address, or that the way is not over this interface.
+    /// Not in a frame: the kernel has just said that it knows no address, or that the way is not
+    /// over this interface.
     Unknown,
     /// The same, as it said some milliseconds ago.
     StillUnknown,

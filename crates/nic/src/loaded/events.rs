@@ -1,5 +1,5 @@
-//! What a library's device reports by itself, and what sleeps on it need: notifications, events, counters. The library
-//! moves the packets.
+//! What a library's device reports by itself, and what sleeps on it need: notifications, events,
+//! counters. The library moves the packets.
 
 use roce::device::Device;
 use roce::verbs::CqId;
@@ -24,7 +24,8 @@ impl LoadedDevice {
             received += 1;
         }
         self.notifications += received as u64;
-        // A queue pair that failed also flushes its work requests, and engines act on those completions.
+        // A queue pair that failed also flushes its work requests, and engines act on those
+        // completions.
         for _ in 0..EVENTS_PER_TURN {
             if self.poll_event().is_none() {
                 break;
@@ -33,8 +34,8 @@ impl LoadedDevice {
         received
     }
 
-    /// Arms the completion queues that are not armed. Earlier completions are not announced, so a turn follows
-    /// (`false`), as it does when arming begins to fail: the sleep after it is short.
+    /// Arms the completion queues that are not armed. Earlier completions are not announced, so a
+    /// turn follows (`false`), as it does when arming begins to fail: the sleep after it is short.
     pub fn prepare_sleep(&mut self) -> bool {
         let not_armed = |cq: &CqId| !self.armed.contains(cq);
         let queues: Vec<_> = self.queues().filter(not_armed).collect();

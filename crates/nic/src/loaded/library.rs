@@ -1,7 +1,7 @@
 //! A `libibverbs.so.1` that is found at run time, and the functions it exports.
 //!
-//! A library stays loaded until the process ends: its threads and registered handlers would not survive
-//! unloading.
+//! A library stays loaded until the process ends: its threads and registered handlers would not
+//! survive unloading.
 
 use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
@@ -73,8 +73,8 @@ macro_rules! functions {
                 Ok(Functions { $(
                     $name: {
                         let symbol = symbol(handle, $symbol, concat!($symbol, "\0"))?;
-                        // SAFETY: the symbol is that function of the verbs, whose type is part of the
-                        // stable ABI of libibverbs.so.1 and written down in verbs.h.
+                        // SAFETY: the symbol is that function of the verbs, whose type is part of
+                        // the stable ABI of libibverbs.so.1 and written down in verbs.h.
                         unsafe {
                             std::mem::transmute::<
                                 *mut c_void,
@@ -162,8 +162,8 @@ impl Library {
         let bytes = path.as_os_str().as_bytes();
         let name =
             CString::new(bytes).map_err(|_| LoadError::Library("a zero in a path".into()))?;
-        // SAFETY: the name ends with zero. Loading runs the initialisers of a library that the user has
-        // chosen to run.
+        // SAFETY: the name ends with zero. Loading runs the initialisers of a library that the user
+        // has chosen to run.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
             return Err(LoadError::Library(last_linker_error(path)));

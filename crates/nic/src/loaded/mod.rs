@@ -4,12 +4,12 @@
 //! library moves packets without us; completions and events are announced by descriptors.
 //!
 //! Posting, polling and arming are inline functions of the header: they go through the table in the
-//! context (`context->ops`). The extended query of the port goes through the structure around the context
-//! (`verbs_context`). Everything else is an exported function.
+//! context (`context->ops`). The extended query of the port goes through the structure around the
+//! context (`verbs_context`). Everything else is an exported function.
 //!
-//! Such a device differs from the software one: its `Completion`s do not show whether they were solicited or
-//! came over IPv4; re-registered regions may get new keys; paths lead to UDP port 4791 only; loss recovery
-//! and congestion control are the device's own.
+//! Such a device differs from the software one: its `Completion`s do not show whether they were
+//! solicited or came over IPv4; re-registered regions may get new keys; paths lead to UDP port 4791
+//! only; loss recovery and congestion control are the device's own.
 
 mod events;
 mod library;
@@ -48,11 +48,12 @@ const POST_BATCH: usize = 16;
 /// Completions taken from the library in one call.
 const POLL_BATCH: usize = 16;
 
-/// Notifications and events taken from the library in one call. A library may report without end, and the
-/// descriptors stay readable until all are taken.
+/// Notifications and events taken from the library in one call. A library may report without end,
+/// and the descriptors stay readable until all are taken.
 const EVENT_BATCH: usize = 16;
 
-/// Completions of no queue pair that one call of `poll_cq` drops. A library may return them without end.
+/// Completions of no queue pair that one call of `poll_cq` drops. A library may return them without
+/// end.
 const MOST_STRAYS: usize = 4096;
 
 /// Destroyed queue pairs remembered. Some drivers leave their completions in the queue.
@@ -73,7 +74,8 @@ impl<T> Table<T> {
         Table { objects: HashMap::new(), next: 1 }
     }
 
-    /// The number of the next object. Numbers are never reused: 2^32 objects are more than a process makes.
+    /// The number of the next object. Numbers are never reused: 2^32 objects are more than a
+    /// process makes.
     fn add(&mut self, object: T) -> u32 {
         let id = self.next;
         self.next = self.next.wrapping_add(1).max(1);
@@ -159,16 +161,16 @@ pub struct LoadedDevice {
     reported: Vec<&'static str>,
 }
 
-// SAFETY: the objects behind the pointers belong to the library, which allows calls from any thread. Nobody
-// else has these pointers.
+// SAFETY: the objects behind the pointers belong to the library, which allows calls from any
+// thread. Nobody else has these pointers.
 unsafe impl Send for LoadedDevice {}
 
 impl LoadedDevice {
     /// Opens the device of this name.
     ///
     /// # Errors
-    /// When the library has no such device, it cannot be opened, lacks an operation, or has no address for
-    /// RoCEv2.
+    /// When the library has no such device, it cannot be opened, lacks an operation, or has no
+    /// address for RoCEv2.
     pub fn open(library: &Library, name: &str) -> Result<LoadedDevice, LoadError> {
         LoadedDevice::adopt(library, name, library.open(name)?)
     }
@@ -229,8 +231,8 @@ impl LoadedDevice {
         self.gids.iter().map(|gid| gid.ip)
     }
 
-    /// Descriptors that are readable when an armed completion queue has a notification, or when there is an
-    /// asynchronous event.
+    /// Descriptors that are readable when an armed completion queue has a notification, or when
+    /// there is an asynchronous event.
     pub fn fds(&self) -> [BorrowedFd<'_>; 2] {
         // SAFETY: the descriptors stay open as long as the device, which is borrowed.
         self.raw_fds().map(|fd| unsafe { BorrowedFd::borrow_raw(fd) })
@@ -277,8 +279,8 @@ impl LoadedDevice {
             return None;
         }
         let offset = core::mem::offset_of!(verbs_context, context);
-        // SAFETY: a context that says so is the last field of a `verbs_context`, which grows towards lower
-        // addresses: its size field lies just in front of the context.
+        // SAFETY: a context that says so is the last field of a `verbs_context`, which grows
+        // towards lower addresses: its size field lies just in front of the context.
         let outer = unsafe { self.context.byte_sub(offset) }.cast::<verbs_context>();
         // SAFETY: as above; only this field is read, not the structure as a whole.
         let size = unsafe { (&raw const (*outer).sz).read() };
@@ -336,12 +338,13 @@ impl LoadedDevice {
     }
 
     fn ops(&self) -> &ibv_context_ops {
-        // SAFETY: the context is open as long as the device is not dropped; the table does not change.
+        // SAFETY: the context is open as long as the device is not dropped; the table does not
+        // change.
         unsafe { &(*self.context).ops }
     }
 
-    /// Refuses a device on which engines would wait for ever. Operations of shared receive queues and windows
-    /// may be missing.
+    /// Refuses a device on which engines would wait for ever. Operations of shared receive queues
+    /// and windows may be missing.
     fn check_operations(&self) -> Result<(), LoadError> {
         let ops = self.ops();
         let needed = [
@@ -392,8 +395,8 @@ impl LoadedDevice {
         }
     }
 
-    /// An event as the device trait reports it, if it is about an object. The event's pointers are compared with
-    /// ours, not followed.
+    /// An event as the device trait reports it, if it is about an object. The event's pointers are
+    /// compared with ours, not followed.
     fn describe(&self, event: &ibv_async_event) -> Result<Option<AsyncEvent>, UnknownObject> {
         // SAFETY: whatever the event is about, the union holds the bytes of a pointer.
         let (qp, cq, srq) = unsafe { (event.element.qp, event.element.cq, event.element.srq) };
@@ -452,7 +455,8 @@ impl LoadedDevice {
         Ok(out)
     }
 
-    /// Passes a chain of receives to `post`, which returns the library's result and the rejected request.
+    /// Passes a chain of receives to `post`, which returns the library's result and the rejected
+    /// request.
     fn post_receives(
         wrs: &[RecvWr],
         mut post: impl FnMut(*mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int,
@@ -501,8 +505,8 @@ impl LoadedDevice {
 
 type QueryPort = unsafe extern "C" fn(*mut ibv_context, u8, *mut ibv_port_attr, usize) -> c_int;
 
-/// The place of the rejected work request in its chain. A library that rejects none of the chain has not said
-/// how many it accepted: none are assumed.
+/// The place of the rejected work request in its chain. A library that rejects none of the chain
+/// has not said how many it accepted: none are assumed.
 fn accepted<T>(chain: &[T], rejected: *mut T) -> usize {
     chain.iter().position(|wr| ptr::eq(wr, rejected)).unwrap_or(0)
 }
@@ -546,9 +550,10 @@ fn busy(result: Result<(), VerbsError>, in_use: VerbsError) -> Result<(), VerbsE
     })
 }
 
-// Every call below hands the library objects that it made itself and that were not destroyed: they come from
-// the tables, which hold them from creation to destruction. Structures that it reads or fills live on this
-// stack until the call returns. This is what the comments mean by "living objects".
+// Every call below hands the library objects that it made itself and that were not destroyed: they
+// come from the tables, which hold them from creation to destruction. Structures that it reads or
+// fills live on this stack until the call returns. This is what the comments mean by "living
+// objects".
 impl Device for LoadedDevice {
     fn alloc_pd(&mut self) -> Result<PdId, VerbsError> {
         // SAFETY: living objects.
@@ -584,7 +589,8 @@ impl Device for LoadedDevice {
 
     fn destroy_cq(&mut self, cq: CqId) -> Result<(), VerbsError> {
         let c = self.cq(cq)?;
-        // SAFETY: living objects; every event was acknowledged when it was taken, so this does not wait.
+        // SAFETY: living objects; every event was acknowledged when it was taken, so this does not
+        // wait.
         let result = unsafe { (self.library.functions.destroy_cq)(c) };
         busy(done("ibv_destroy_cq", result), VerbsError::CqInUse(cq.0))?;
         self.cqs.objects.remove(&cq.0);
@@ -723,7 +729,8 @@ impl Device for LoadedDevice {
 
     fn destroy_qp(&mut self, _now: Time, qpn: Qpn) -> Result<(), VerbsError> {
         let c = self.qp(qpn)?.c;
-        // SAFETY: living objects; every event was acknowledged when it was taken, so this does not wait.
+        // SAFETY: living objects; every event was acknowledged when it was taken, so this does not
+        // wait.
         done("ibv_destroy_qp", unsafe { (self.library.functions.destroy_qp)(c) })?;
         self.qps.remove(&qpn.get());
         if self.destroyed.len() == MAX_DESTROYED {
@@ -746,8 +753,8 @@ impl Device for LoadedDevice {
         };
         let flags = translate::access_flags(access) as c_int;
         let (pd, start) = (self.pd(pd)?, ptr::with_exposed_provenance_mut(start));
-        // SAFETY: living objects. The library touches the memory only as work requests say, which name it
-        // by the keys of the region.
+        // SAFETY: living objects. The library touches the memory only as work requests say, which
+        // name it by the keys of the region.
         let mr = unsafe { (self.library.functions.reg_mr)(pd, start, bytes, flags) };
         if mr.is_null() {
             return Err(match last_refused("ibv_reg_mr") {
@@ -852,7 +859,8 @@ impl Device for LoadedDevice {
 
     fn destroy_srq(&mut self, srq: SrqId) -> Result<(), VerbsError> {
         let (c, _) = self.srq(srq)?;
-        // SAFETY: living objects; every event was acknowledged when it was taken, so this does not wait.
+        // SAFETY: living objects; every event was acknowledged when it was taken, so this does not
+        // wait.
         let result = unsafe { (self.library.functions.destroy_srq)(c) };
         busy(done("ibv_destroy_srq", result), VerbsError::SrqInUse(srq.0))?;
         self.srqs.objects.remove(&srq.0);
@@ -982,8 +990,8 @@ impl Device for LoadedDevice {
 }
 
 impl Drop for LoadedDevice {
-    /// Destroys what is left, in the order of the objects' dependencies. What the library refuses to destroy
-    /// stays until the process ends.
+    /// Destroys what is left, in the order of the objects' dependencies. What the library refuses
+    /// to destroy stays until the process ends.
     fn drop(&mut self) {
         let functions = &self.library.functions;
         // SAFETY: living objects, none of which is used again.

@@ -1,4 +1,5 @@
-//! A library that breaks its contract: an error with a name or a trouble to log, never a wait without end.
+//! A library that breaks its contract: an error with a name or a trouble to log, never a wait
+//! without end.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -12,7 +13,8 @@ use roce::verbs::WcStatus;
 use super::library::Functions;
 use super::*;
 
-/// The device of a fake library. All its objects are at its own address; only these two are looked into.
+/// The device of a fake library. All its objects are at its own address; only these two are looked
+/// into.
 #[repr(C)]
 struct Fake {
     context: ibv_context,

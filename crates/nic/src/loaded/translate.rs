@@ -206,8 +206,8 @@ pub(super) fn send_flags(wr: &SendWr) -> u32 {
     flags.into_iter().filter(|(is_set, _)| *is_set).fold(0, |all, (_, flag)| all | flag)
 }
 
-/// Operation code, immediate data or key, and the arguments. The caller fills in those of datagrams and
-/// windows.
+/// Operation code, immediate data or key, and the arguments. The caller fills in those of datagrams
+/// and windows.
 pub(super) fn operation(op: SendOp) -> (u32, u32, Option<ibv_send_wr_args>) {
     let rdma = |remote_addr, rkey| Some(ibv_send_wr_args { rdma: wr_rdma { remote_addr, rkey } });
     let atomic = |remote_addr, rkey, compare_add, swap| {
@@ -264,8 +264,8 @@ fn opcode(number: u32) -> WcOpcode {
     }
 }
 
-/// A completion of a queue pair with this transport. The library does not report what it came over, nor
-/// whether the peer requested a solicited event.
+/// A completion of a queue pair with this transport. The library does not report what it came over,
+/// nor whether the peer requested a solicited event.
 pub(super) fn completion(from: &ibv_wc, transport: Transport) -> Completion {
     let status = STATUSES.into_iter().find(|&status| status as u32 == from.status);
     let status = status.unwrap_or(WcStatus::GeneralError);

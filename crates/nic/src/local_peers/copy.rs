@@ -1,4 +1,5 @@
-//! Copies between this process and another, by the kernel (`process_vm_readv`, `process_vm_writev`).
+//! Copies between this process and another, by the kernel (`process_vm_readv`,
+//! `process_vm_writev`).
 
 use std::io;
 
@@ -6,13 +7,15 @@ use arrayvec::ArrayVec;
 use roce::direct::{DirectKind, DirectRequest, landing_order};
 use roce::verbs::MAX_SGE;
 
-/// Copies the bytes of a part of a request, those of a WRITE in ascending order with the last line last, so that a program
-/// that polls the last byte sees all others.
+/// Copies the bytes of a part of a request, those of a WRITE in ascending order with the last line
+/// last, so that a program that polls the last byte sees all others.
 ///
 /// # Errors
-/// For atomics. When not all bytes were copied; `ESRCH` when the process is gone, `EPERM` when its memory may not be accessed.
+/// For atomics. When not all bytes were copied; `ESRCH` when the process is gone, `EPERM` when its
+/// memory may not be accessed.
 pub(super) fn copy(pid: i32, first: u64, request: &DirectRequest<'_>) -> io::Result<()> {
-    // Filled in place: `collect` would move the room for all of them. A request has at most as many pieces.
+    // Filled in place: `collect` would move the room for all of them. A request has at most as many
+    // pieces.
     let mut local = ArrayVec::<_, MAX_SGE>::new();
     for piece in request.local.iter().take(MAX_SGE) {
         local.push(span(piece.addr, u64::from(piece.len)));
@@ -30,9 +33,9 @@ pub(super) fn copy(pid: i32, first: u64, request: &DirectRequest<'_>) -> io::Res
     };
     let (from, to) = (local.as_ptr(), remote.as_ptr());
     let (count, spans) = (local.len() as libc::c_ulong, spans as libc::c_ulong);
-    // SAFETY: the lists are valid for their lengths. The local bytes lie in registered regions, whose rights
-    // the endpoint has checked; the kernel checks every byte on both sides and returns an error for
-    // bytes that are not mapped.
+    // SAFETY: the lists are valid for their lengths. The local bytes lie in registered regions,
+    // whose rights the endpoint has checked; the kernel checks every byte on both sides and returns
+    // an error for bytes that are not mapped.
     let copied = unsafe {
         match request.kind {
             DirectKind::Write => libc::process_vm_writev(pid, from, count, to, spans, 0),

@@ -1,9 +1,10 @@
 //! How two processes get each other's segments: over a Unix socket in the abstract name space.
 //!
-//! Abstract names belong to a network namespace, and the kernel vouches for the user and the process at the other
-//! end, so who is answered is of this user and this namespace. The initiator sends its segment first: the
-//! owner must be able to wait for it before it lets it read its own. With it comes a FIFO for its packets, which the
-//! owner accepts or not; for packets in the other direction there is another exchange.
+//! Abstract names belong to a network namespace, and the kernel vouches for the user and the
+//! process at the other end, so who is answered is of this user and this namespace. The initiator
+//! sends its segment first: the owner must be able to wait for it before it lets it read its own.
+//! With it comes a FIFO for its packets, which the owner accepts or not; for packets in the other
+//! direction there is another exchange.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -23,8 +24,8 @@ use super::fifo::Reader;
 use super::segment::{ControlSegment, FORMAT};
 use crate::peer;
 
-/// How long either side waits for the other. A process that gets little CPU time may take a second; one that is
-/// stopped holds up those that connect to it, each once.
+/// How long either side waits for the other. A process that gets little CPU time may take a second;
+/// one that is stopped holds up those that connect to it, each once.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Connections that may wait.
@@ -36,8 +37,8 @@ const MAGIC: [u8; 8] = FORMAT;
 /// Files of a message: a segment, and a FIFO or none.
 const FILES: usize = 2;
 
-/// The name under which the process with this slot of an address is found. A process that has a port of its own
-/// is found by that, too.
+/// The name under which the process with this slot of an address is found. A process that has a
+/// port of its own is found by that, too.
 fn name(at: SocketAddr, slot: u8) -> io::Result<SocketAddrUnix> {
     let name = match (at.ip(), at.port()) {
         (ip, ROCE_PORT) => format!("dquant-board/{slot}/{ip}"),

@@ -1,17 +1,18 @@
 //! A FIFO of packets and messages in shared memory, from one process to another.
 //!
-//! It is a ring of 64-byte lines. A packet starts on a line, so that the reader gets a small one with a single
-//! transfer between caches. The first word of a packet is its *stamp*, which the writer stores last. Stale bytes never
-//! look like a stamp: before it stamps a packet, the writer has cleared the word at which the next one will begin, and
-//! that word is the only one that the reader waits for. It clears many lines together, since the reader looks at the next
-//! one all the time: a store there for each packet would move that line between the caches twice more.
+//! It is a ring of 64-byte lines. A packet starts on a line, so that the reader gets a small one
+//! with a single transfer between caches. The first word of a packet is its *stamp*, which the
+//! writer stores last. Stale bytes never look like a stamp: before it stamps a packet, the writer
+//! has cleared the word at which the next one will begin, and that word is the only one that the
+//! reader waits for. It clears many lines together, since the reader looks at the next one all the
+//! time: a store there for each packet would move that line between the caches twice more.
 //!
-//! The two processes do not trust each other. The writer makes the file, which cannot be resized. Both calculate
-//! places from their own counts, and the reader copies a packet out before anyone looks at it. A process that writes
-//! nonsense breaks this FIFO and nothing else ([`Broken`]).
+//! The two processes do not trust each other. The writer makes the file, which cannot be resized.
+//! Both calculate places from their own counts, and the reader copies a packet out before anyone
+//! looks at it. A process that writes nonsense breaks this FIFO and nothing else ([`Broken`]).
 //!
-//! A message is a whole SEND; the reader takes or refuses it. It writes the places of those that it refuses into a list of
-//! its own, before it gives their lines back.
+//! A message is a whole SEND; the reader takes or refuses it. It writes the places of those that it
+//! refuses into a list of its own, before it gives their lines back.
 //!
 //! Both ends are generic over the memory ([`Ring`]) because the model checker brings its own.
 //!
@@ -35,7 +36,8 @@ const MAGIC: u64 = u64::from_le_bytes(*b"dqfifo02");
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
-/// Lines of the ring, 256 KiB: 62 packets of the largest MTU, and both ends fit a second-level cache.
+/// Lines of the ring, 256 KiB: 62 packets of the largest MTU, and both ends fit a second-level
+/// cache.
 const LINES: usize = 4096;
 
 /// Bytes before a packet: stamp, length, tag.
@@ -75,7 +77,8 @@ pub(super) trait Ring {
     fn back(&self) -> &Back<Self::U64>;
     /// The place of a refusal, counted from the beginning.
     fn refused(&self, at: u64) -> &Self::U64;
-    /// Has the cache fetch a line that will be written, and goes on: locks wait for stores to lines of others.
+    /// Has the cache fetch a line that will be written, and goes on: locks wait for stores to lines
+    /// of others.
     fn fetch_to_write(&self, at: u64);
 }
 
@@ -87,8 +90,8 @@ struct Layout {
     magic: Padded<AtomicU64>,
     back: Padded<Back<AtomicU64>>,
     lines: [Line<AtomicU32>; LINES],
-    /// The lines at which messages began that the reader has refused: a ring. Those that the writer has not looked at fit,
-    /// because their lines are not written again before.
+    /// The lines at which messages began that the reader has refused: a ring. Those that the writer
+    /// has not looked at fit, because their lines are not written again before.
     refused: [AtomicU64; LINES],
 }
 
@@ -145,8 +148,8 @@ pub(super) struct Broken;
 /// The memory of a FIFO, mapped for reading and writing.
 pub(super) struct Map(NonNull<Layout>);
 
-// SAFETY: what is behind the pointer is atomic, or bytes that one end copies in and the other out without references;
-// it is mapped for as long as the value lives.
+// SAFETY: what is behind the pointer is atomic, or bytes that one end copies in and the other out
+// without references; it is mapped for as long as the value lives.
 unsafe impl Send for Map {}
 
 impl Map {
@@ -161,8 +164,8 @@ impl Map {
     }
 
     fn layout(&self) -> &Layout {
-        // SAFETY: `BYTES` are mapped at the pointer, page-aligned, until the map is dropped; every field is atomic, and
-        // any bytes are valid ones.
+        // SAFETY: `BYTES` are mapped at the pointer, page-aligned, until the map is dropped; every
+        // field is atomic, and any bytes are valid ones.
         unsafe { self.0.as_ref() }
     }
 
@@ -170,7 +173,8 @@ impl Map {
     fn body(&self, at: u64) -> *mut u8 {
         let line: *const Line<AtomicU32> = self.line(at);
         let base = self.0.as_ptr().cast::<u8>();
-        // The address of the line with the provenance of the whole mapping: packets are longer than lines.
+        // The address of the line with the provenance of the whole mapping: packets are longer than
+        // lines.
         base.with_addr(line.addr() + PREFIX)
     }
 }
@@ -255,8 +259,8 @@ impl Writer {
         self.append(tag, packet.len(), 0, |map, begin| put(map.body(begin))).is_some()
     }
 
-    /// Appends a message; returns the line at which it begins, or `None` if it does not fit now. `put` fills `len` bytes from
-    /// its argument on.
+    /// Appends a message; returns the line at which it begins, or `None` if it does not fit now.
+    /// `put` fills `len` bytes from its argument on.
     pub(super) fn push_message(
         &mut self,
         tag: Tag,
@@ -273,7 +277,8 @@ impl<R: Ring> Writer<R> {
         Writer { ring, head: 0, tail: 0, refusals: 0, cleared: 0 }
     }
 
-    /// How many lines the reader has finished with. A number that is impossible counts as no progress.
+    /// How many lines the reader has finished with. A number that is impossible counts as no
+    /// progress.
     pub(super) fn progress(&mut self) -> u64 {
         let tail = self.ring.back().tail.load(Ordering::Acquire);
         if (self.tail..=self.head).contains(&tail) {
@@ -282,16 +287,16 @@ impl<R: Ring> Writer<R> {
         self.tail
     }
 
-    /// Changes a word of a message that begins at this line and was not read, as far as this side knows. The reader gets the
-    /// old word or the new one.
+    /// Changes a word of a message that begins at this line and was not read, as far as this side
+    /// knows. The reader gets the old word or the new one.
     pub(super) fn overwrite(&mut self, begin: u64, word: usize, value: u32) {
         if (self.progress()..self.head).contains(&begin) {
             self.ring.line(begin).rest[word].store(value, Ordering::Relaxed);
         }
     }
 
-    /// Passes the lines of messages on that were refused, oldest first. After [`progress`](Writer::progress) these are all
-    /// that it has passed.
+    /// Passes the lines of messages on that were refused, oldest first. After
+    /// [`progress`](Writer::progress) these are all that it has passed.
     pub(super) fn take_refusals(&mut self, mut refused: impl FnMut(u64)) {
         let count = self.ring.back().refusals.load(Ordering::Acquire);
         // More than there are lines is a lie.
@@ -345,8 +350,8 @@ impl<R: Ring> Writer<R> {
         let Tag { source, dest, tos, hop_limit } = tag;
         line.len.store(len as u32 | flag, Ordering::Relaxed);
         line.tag.store(u32::from_ne_bytes([source, dest, tos, hop_limit]), Ordering::Relaxed);
-        // The lines from `begin` on hold the packet before the end of the ring, and the reader has finished with them. A
-        // reader that lies may read them, and gets wrong bytes.
+        // The lines from `begin` on hold the packet before the end of the ring, and the reader has
+        // finished with them. A reader that lies may read them, and gets wrong bytes.
         put(&self.ring, begin);
         line.stamp.store(stamp(begin), Ordering::Release);
         if skipped > 0 {
@@ -361,8 +366,9 @@ impl<R: Ring> Writer<R> {
         Some(begin)
     }
 
-    /// Fetches the first lines of the next packet, which is probably as long, as far as they are free. For a single line it
-    /// does not pay: the reader, which waits for that one, takes it back at once.
+    /// Fetches the first lines of the next packet, which is probably as long, as far as they are
+    /// free. For a single line it does not pay: the reader, which waits for that one, takes it back
+    /// at once.
     fn fetch_next(&self, lines: u64) {
         let end = (self.head + lines.min(MAX_FETCHED)).min(self.tail + R::LINES);
         (self.head..end).for_each(|at| self.ring.fetch_to_write(at));
@@ -394,7 +400,8 @@ impl Reader {
     /// Maps a FIFO that another process has sent.
     ///
     /// # Errors
-    /// When it is not one, or its maker could still resize it, which would end this process on access.
+    /// When it is not one, or its maker could still resize it, which would end this process on
+    /// access.
     pub(super) fn of_other(file: &OwnedFd) -> io::Result<Reader> {
         let wrong = |what| io::Error::new(io::ErrorKind::InvalidData, what);
         if !fcntl_get_seals(file)?.contains(SEALS) {
@@ -410,8 +417,8 @@ impl Reader {
         }
     }
 
-    /// Takes the oldest of this kind out, if it is in front: its bytes are in `into` then. Returns its tag and the line at
-    /// which it began.
+    /// Takes the oldest of this kind out, if it is in front: its bytes are in `into` then. Returns
+    /// its tag and the line at which it began.
     ///
     /// # Errors
     /// As [`front`](Reader::front).
@@ -423,8 +430,9 @@ impl Reader {
         self.take(kind, |map, begin, len| {
             into.clear();
             into.reserve(len);
-            // SAFETY: the packet ends before the end of the ring, and the buffer has room for it. A writer that lies may
-            // change the bytes meanwhile: what was copied is what is looked at.
+            // SAFETY: the packet ends before the end of the ring, and the buffer has room for it. A
+            // writer that lies may change the bytes meanwhile: what was copied is what is looked
+            // at.
             unsafe {
                 std::ptr::copy_nonoverlapping(map.body(begin), into.as_mut_ptr(), len);
                 into.set_len(len);
@@ -461,8 +469,8 @@ impl<R: Ring> Reader<R> {
         Ok(Some(if len & MESSAGE == 0 { Kind::Packet } else { Kind::Message }))
     }
 
-    /// Takes the oldest of this kind out, if it is in front. `copy` gets the line at which it begins, and its length, which
-    /// ends before the end of the ring.
+    /// Takes the oldest of this kind out, if it is in front. `copy` gets the line at which it
+    /// begins, and its length, which ends before the end of the ring.
     #[inline]
     fn take(
         &mut self,
@@ -752,8 +760,8 @@ mod tests {
     }
 }
 
-/// Interleavings with up to three preemptions and the reorderings that loom models, on a ring of four lines; and faults that it
-/// has to find.
+/// Interleavings with up to three preemptions and the reorderings that loom models, on a ring of
+/// four lines; and faults that it has to find.
 #[cfg(test)]
 mod model {
     use std::sync::Arc;

@@ -1,9 +1,10 @@
 //! A word that the kernel marks when this process ends, or executes another program.
 //!
 //! It is a robust futex: the thread that holds it registers it with the kernel, which sets
-//! `FUTEX_OWNER_DIED` in it when the thread ends, before the process's memory is gone. A thread ends when its process
-//! is killed, and also when another thread executes a program. The thread has no other robust futex: it is a
-//! thread of this library, so the list that libc keeps for it is empty, and is replaced.
+//! `FUTEX_OWNER_DIED` in it when the thread ends, before the process's memory is gone. A thread
+//! ends when its process is killed, and also when another thread executes a program. The thread has
+//! no other robust futex: it is a thread of this library, so the list that libc keeps for it is
+//! empty, and is replaced.
 
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -25,8 +26,8 @@ struct Head {
 pub(super) struct Guard(*mut Head);
 
 impl Guard {
-    /// Makes the calling thread, which must not use robust mutexes, the holder of `word`. The word must stay mapped
-    /// until the guard is released or the thread ends.
+    /// Makes the calling thread, which must not use robust mutexes, the holder of `word`. The word
+    /// must stay mapped until the guard is released or the thread ends.
     pub(super) fn hold(word: &AtomicU32) -> io::Result<Guard> {
         let node = Box::into_raw(Box::new(Node { next: std::ptr::null_mut() }));
         let distance = word.as_ptr() as i64 - node as i64;
@@ -34,7 +35,8 @@ impl Guard {
         let pending = std::ptr::null_mut();
         let head =
             Box::into_raw(Box::new(Head { list, futex_offset: distance as libc::c_long, pending }));
-        // SAFETY: both were just made, and are never freed. The list is circular: it ends at its head.
+        // SAFETY: both were just made, and are never freed. The list is circular: it ends at its
+        // head.
         unsafe { (*node).next = head.cast() };
         let bytes = size_of::<Head>();
         // SAFETY: the head is valid for as long as the thread runs.

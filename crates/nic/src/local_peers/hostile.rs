@@ -1,8 +1,8 @@
 //! LocalPeers that lie: processes of the same user that send anything, and publish anything.
 //!
-//! Whatever they do, the process here neither crashes nor hangs, touches no memory of its own on their word, and goes
-//! on with others. The list of SECURITY.md ("Local peers") is this file, and the tests of [`fifo`](super::fifo) and
-//! [`packets`](super::packets).
+//! Whatever they do, the process here neither crashes nor hangs, touches no memory of its own on
+//! their word, and goes on with others. The list of SECURITY.md ("Local peers") is this file, and
+//! the tests of [`fifo`](super::fifo) and [`packets`](super::packets).
 
 use std::io::{IoSlice, Write};
 use std::mem::MaybeUninit;
@@ -26,7 +26,8 @@ use super::*;
 const VICTIM: u8 = 41;
 const LIAR: u8 = 42;
 
-/// Each test of each process has its own address: names in the exchange are those of the whole machine.
+/// Each test of each process has its own address: names in the exchange are those of the whole
+/// machine.
 pub(super) fn ip(test: u8) -> IpAddr {
     let [.., high, low] = std::process::id().to_be_bytes();
     IpAddr::from([127, 64 + test, high, low])

@@ -1,15 +1,16 @@
-//! The pool of another process, mapped here: requests on it are plain copies, without system calls and without
-//! looking up pages, and atomics. A process whose registered memory is not in one piece has a file with many pieces, of
-//! which [`Windows`] maps those that are used.
+//! The pool of another process, mapped here: requests on it are plain copies, without system calls
+//! and without looking up pages, and atomics. A process whose registered memory is not in one piece
+//! has a file with many pieces, of which [`Windows`] maps those that are used.
 //!
-//! A process names the file of its pool on its segment. Who wants to map it takes a copy of the descriptor from that process
-//! (`pidfd_getfd`), which the kernel permits to those whom it permits to access the process's memory, and to nobody
-//! else. So a mapping gives no right that [`copy`](super::copy) by the kernel would not have. It is made for reading, and
-//! a second one for writing when the peer's descriptors permit the first WRITE or atomic.
+//! A process names the file of its pool on its segment. Who wants to map it takes a copy of the
+//! descriptor from that process (`pidfd_getfd`), which the kernel permits to those whom it permits
+//! to access the process's memory, and to nobody else. So a mapping gives no right that
+//! [`copy`](super::copy) by the kernel would not have. It is made for reading, and a second one for
+//! writing when the peer's descriptors permit the first WRITE or atomic.
 //!
-//! The file and its name come from another process, which may lie. What holds nevertheless: every access lies within the
-//! mapping; and the file is a memfd that cannot shrink, so no access raises a signal. Files of reserved huge pages are
-//! not mapped: their owner could give their pages away.
+//! The file and its name come from another process, which may lie. What holds nevertheless: every
+//! access lies within the mapping; and the file is a memfd that cannot shrink, so no access raises
+//! a signal. Files of reserved huge pages are not mapped: their owner could give their pages away.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -37,7 +38,8 @@ pub(super) struct Mapping {
     base: u64,
 }
 
-// SAFETY: the mapping lives as long as this, on any thread; its bytes are only copied, or changed as atomics.
+// SAFETY: the mapping lives as long as this, on any thread; its bytes are only copied, or changed
+// as atomics.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -70,7 +72,8 @@ impl Mapping {
     /// Maps a piece of the file of a process.
     ///
     /// # Errors
-    /// When the kernel refuses, or the file is not what it has to be. `EPERM`: this process may not access the other's memory.
+    /// When the kernel refuses, or the file is not what it has to be. `EPERM`: this process may not
+    /// access the other's memory.
     pub(super) fn open(
         pid: i32,
         descriptor: &PoolCard,
@@ -130,9 +133,10 @@ impl Mapping {
         is_inside.then(|| unsafe { self.start.add(offset as usize) })
     }
 
-    /// Copies the bytes of `pieces`, which are `len` together, to `first` of the other process: in ascending order, the
-    /// last cache line after all others and in it the last word, or byte, after all others. Returns false, and copies nothing,
-    /// if they do not belong to its pool. The mapping must be for writing.
+    /// Copies the bytes of `pieces`, which are `len` together, to `first` of the other process: in
+    /// ascending order, the last cache line after all others and in it the last word, or byte,
+    /// after all others. Returns false, and copies nothing, if they do not belong to its pool. The
+    /// mapping must be for writing.
     pub(super) fn write(&self, first: u64, len: u32, pieces: &[Placement]) -> bool {
         let Some(to) = self.place(first, len.into()) else { return false };
         let mut from = Cursor { pieces, skipped: 0 };
@@ -140,7 +144,8 @@ impl Mapping {
         for (_, bytes) in landing_order(to as u64, len.into()) {
             fence(Ordering::Release);
             let bytes = bytes as usize;
-            // SAFETY: the parts are `len` bytes together, which `place` has found inside the mapping.
+            // SAFETY: the parts are `len` bytes together, which `place` has found inside the
+            // mapping.
             to = unsafe {
                 let end = to.add(bytes);
                 match is_word(end, bytes) {
@@ -153,22 +158,23 @@ impl Mapping {
         true
     }
 
-    /// Copies `len` bytes at `first` of the other process to `pieces`. Returns false, and copies nothing, if they do not
-    /// belong to its pool.
+    /// Copies `len` bytes at `first` of the other process to `pieces`. Returns false, and copies
+    /// nothing, if they do not belong to its pool.
     pub(super) fn read(&self, first: u64, len: u32, pieces: &[Placement]) -> bool {
         let Some(from) = self.place(first, len.into()) else { return false };
         spread(from.as_ptr(), pieces);
         true
     }
 
-    /// Executes an atomic on the aligned word at `first` of the other process, and places its original value in `pieces`.
-    /// Returns false, and does nothing, if the word does not belong to its pool. The mapping must be for writing.
+    /// Executes an atomic on the aligned word at `first` of the other process, and places its
+    /// original value in `pieces`. Returns false, and does nothing, if the word does not belong to
+    /// its pool. The mapping must be for writing.
     pub(super) fn atomic(&self, first: u64, op: AtomicOp, pieces: &[Placement]) -> bool {
         let Some(at) = self.place(first, 8).filter(|at| at.cast::<u64>().is_aligned()) else {
             return false;
         };
-        // SAFETY: eight aligned bytes of the mapping. Others change them as atomics; if they do not, any value is
-        // still valid.
+        // SAFETY: eight aligned bytes of the mapping. Others change them as atomics; if they do
+        // not, any value is still valid.
         let original = op.execute(unsafe { AtomicU64::from_ptr(at.cast().as_ptr()) });
         spread(original.to_ne_bytes().as_ptr(), pieces);
         true
@@ -188,8 +194,8 @@ const MAX_WINDOWS: usize = 256;
 /// Most bytes of them together: a part of the address space, whatever a local peer publishes.
 const MAX_WINDOW_BYTES: u64 = 1 << 42;
 
-/// Requests on pieces that are not mapped until one of these takes the place of another, in a full table. To map and unmap for
-/// each request is slower than to let the kernel copy.
+/// Requests on pieces that are not mapped until one of these takes the place of another, in a full
+/// table. To map and unmap for each request is slower than to let the kernel copy.
 const MISSES: u32 = 64;
 
 /// A piece that a request needed.
@@ -263,8 +269,8 @@ fn spread(from: *const u8, pieces: &[Placement]) {
     let mut done = 0;
     for piece in pieces {
         let len = piece.len as usize;
-        // SAFETY: the pieces lie in registered memory of this process, which is writable: the endpoint has checked its
-        // rights. The caller has as many bytes.
+        // SAFETY: the pieces lie in registered memory of this process, which is writable: the
+        // endpoint has checked its rights. The caller has as many bytes.
         unsafe { std::ptr::copy(from.add(done), piece.addr as *mut u8, len) };
         done += len;
     }
@@ -289,8 +295,8 @@ impl Cursor<'_> {
             let left = (piece.len - self.skipped) as usize;
             let len = left.min(bytes);
             let from = (piece.addr + u64::from(self.skipped)) as *const u8;
-            // SAFETY: the piece lies in registered memory of this process, which is readable; the endpoint has checked its
-            // rights. The caller has as many bytes at `to`.
+            // SAFETY: the piece lies in registered memory of this process, which is readable; the
+            // endpoint has checked its rights. The caller has as many bytes at `to`.
             unsafe { std::ptr::copy(from, to, len) };
             // SAFETY: at most one past the bytes at `to`.
             to = unsafe { to.add(len) };
@@ -449,7 +455,8 @@ mod tests {
         assert!(!map(BYTES / 4096, BOTH) && !map(BYTES / 4096, BOTH), "it is tried once");
         assert_eq!(opened, 3);
 
-        // Far more pieces than places, in turn: a part of them is mapped, and the others are left to the kernel.
+        // Far more pieces than places, in turn: a part of them is mapped, and the others are left
+        // to the kernel.
         let (mut windows, mut opened) = (Windows::default(), 0);
         for round in 0..10 * MAX_WINDOWS as u64 {
             let at = round % (2 * MAX_WINDOWS as u64);
@@ -472,7 +479,8 @@ mod tests {
         drop(pool);
     }
 
-    /// Random requests on random pieces: those inside do what they should, those that are not change nothing.
+    /// Random requests on random pieces: those inside do what they should, those that are not
+    /// change nothing.
     #[test]
     fn requests_stay_inside_and_bytes_arrive() {
         for seed in 0..20 {

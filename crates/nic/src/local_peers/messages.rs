@@ -1,13 +1,16 @@
-//! SENDs between local peers without packets (`roce::direct`): through the same FIFOs, one message each.
+//! SENDs between local peers without packets (`roce::direct`): through the same FIFOs, one message
+//! each.
 //!
-//! The sender puts a message into the FIFO of the process that it is for, with what the receiver needs to know of it
-//! ([`MessageHeader`]). The receiver's endpoint takes it into a receive or refuses it. The acknowledgement costs nothing: the lines
-//! that the reader gives back are those that it has decided on, and it lists the few that it refuses ([`fifo`](super::fifo)).
+//! The sender puts a message into the FIFO of the process that it is for, with what the receiver
+//! needs to know of it ([`MessageHeader`]). The receiver's endpoint takes it into a receive or
+//! refuses it. The acknowledgement costs nothing: the lines that the reader gives back are those
+//! that it has decided on, and it lists the few that it refuses ([`fifo`](super::fifo)).
 //!
 //! Who sends a message wakes the receiver if it sleeps, and who decides on one wakes the sender.
 //!
-//! A header comes from another process. It is compared with the queue pair that it names, whose peer must have the address
-//! and the queue pair number of the sender, and nothing in this process is addressed by it.
+//! A header comes from another process. It is compared with the queue pair that it names, whose
+//! peer must have the address and the queue pair number of the sender, and nothing in this process
+//! is addressed by it.
 
 use std::net::SocketAddr;
 
@@ -26,16 +29,16 @@ use super::{LocalPeers, OWN_PORT, SLOT_SHIFT, Target, locked};
 /// Messages to one process without an acknowledgement: its FIFO has as many lines.
 const MAX_UNACKED: usize = 4096;
 
-/// How long a local peer may read nothing before its connections fail. A process with a port to itself gives a stopped peer
-/// up soon, as with packets; the others excuse it for as long.
+/// How long a local peer may read nothing before its connections fail. A process with a port to
+/// itself gives a stopped peer up soon, as with packets; the others excuse it for as long.
 const OWN_PATIENCE: Duration = Duration::from_millis(1_000);
 const PATIENCE: Duration = Duration::from_millis(300_000);
 
 /// A header in a FIFO.
 const HEADER_BYTES: usize = 20;
 
-/// Where the destination is in a header, in words, and the number that no queue pair of a program has: its reader refuses
-/// the message.
+/// Where the destination is in a header, in words, and the number that no queue pair of a program
+/// has: its reader refuses the message.
 const DEST_WORD: usize = 1;
 const NOBODY: u32 = 0;
 
@@ -97,8 +100,9 @@ pub(super) fn hand_over(target: &Target, message: &Message<'_>) -> Result<(), Di
     let head = encode(header);
     let begin = fifo.writer.push_message(tag, len, |mut to| {
         let mut left = header.len;
-        // SAFETY: the FIFO has room for the header and the bytes that it counts, and no more are copied. The pieces lie in
-        // registered memory, which is readable: the endpoint has checked its rights.
+        // SAFETY: the FIFO has room for the header and the bytes that it counts, and no more are
+        // copied. The pieces lie in registered memory, which is readable: the endpoint has checked
+        // its rights.
         unsafe {
             to.copy_from_nonoverlapping(head.as_ptr(), head.len());
             to = to.add(head.len());
@@ -126,7 +130,8 @@ impl Outgoing {
         self.unacked.is_decided(tail)
     }
 
-    /// The connection of a queue pair has ended: its messages that were not read must not reach a later one.
+    /// The connection of a queue pair has ended: its messages that were not read must not reach a
+    /// later one.
     pub(super) fn withdraw_messages(&mut self, source: Qpn) {
         let Outgoing { writer, unacked, .. } = self;
         unacked.forget(source, |begin| writer.overwrite(begin, DEST_WORD, NOBODY));
@@ -172,8 +177,8 @@ impl LocalPeers {
         fifos.into_iter().any(|fifo| locked(fifo).has_acks())
     }
 
-    /// Takes messages of local peers, a bounded number, and their acknowledgements on those of this process. Returns how many of
-    /// both.
+    /// Takes messages of local peers, a bounded number, and their acknowledgements on those of this
+    /// process. Returns how many of both.
     pub fn exchange_messages<M: Memory>(
         &mut self,
         endpoint: &mut Endpoint,
@@ -184,8 +189,9 @@ impl LocalPeers {
         self.exchange_acks(endpoint, now) + self.exchange_incoming(endpoint, memory, wire, now)
     }
 
-    /// The part of [`exchange_messages`](LocalPeers::exchange_messages) that takes acknowledgements, also those that the endpoint does
-    /// not await any more because the queue pair has failed: they would end each sleep.
+    /// The part of [`exchange_messages`](LocalPeers::exchange_messages) that takes
+    /// acknowledgements, also those that the endpoint does not await any more because the queue
+    /// pair has failed: they would end each sleep.
     pub fn exchange_acks(&mut self, endpoint: &mut Endpoint, now: Time) -> usize {
         if self.may_be_awaited { self.take_acks(endpoint, now) } else { 0 }
     }
@@ -268,7 +274,8 @@ impl LocalPeers {
             && one.rung.must_ring(sleep)
         {
             packets.counters.doorbells += 1;
-            // Not by one of the queue pairs: the sender waits for its acknowledgements also where they are gone.
+            // Not by one of the queue pairs: the sender waits for its acknowledgements also where
+            // they are gone.
             let (port, slot) = one.segment.at();
             let path = Path { source, ..Path::new(SocketAddr::new(from, port)) };
             wire.wake(&path, Qpn::new(u32::from(slot) << SLOT_SHIFT));
@@ -713,7 +720,8 @@ mod tests {
         assert_eq!(a.done(), [(2, WcStatus::Success)]);
     }
 
-    /// Its peer takes what it handed over before it failed, and the acknowledgements are for nobody.
+    /// Its peer takes what it handed over before it failed, and the acknowledgements are for
+    /// nobody.
     #[test]
     fn a_queue_pair_that_fails_with_messages_in_the_fifo_keeps_nobody_awake() {
         let [mut a, mut b] = pair(22, [7, 9]);

@@ -1,19 +1,21 @@
-//! LocalPeers: processes of this machine, user and network namespace whose registered memory this process reads and
-//! writes without packets.
+//! LocalPeers: processes of this machine, user and network namespace whose registered memory this
+//! process reads and writes without packets.
 //!
-//! Each process publishes its queue pairs and regions on a segment ([`segment`]) and swaps segments with the processes
-//! that its queue pairs connect to ([`exchange`]). `roce::direct` decides, from the segments, whether a request can be
-//! carried out at once; this module carries it out, by the kernel ([`copy`]) or, in the pool of the other process, by
-//! itself ([`mapped`]). SENDs are handed over whole ([`messages`]). Everything else is packets: between local peers through
-//! the same FIFOs in shared memory ([`packets`], [`fifo`]), to a peer that is not a local peer through sockets;
-//! [`Shared::discover`] returns why.
+//! Each process publishes its queue pairs and regions on a segment ([`segment`]) and swaps segments
+//! with the processes that its queue pairs connect to ([`exchange`]). `roce::direct` decides, from
+//! the segments, whether a request can be carried out at once; this module carries it out, by the
+//! kernel ([`copy`]) or, in the pool of the other process, by itself ([`mapped`]). SENDs are handed
+//! over whole ([`messages`]). Everything else is packets: between local peers through the same
+//! FIFOs in shared memory ([`packets`], [`fifo`]), to a peer that is not a local peer through
+//! sockets; [`Shared::discover`] returns why.
 //!
-//! No access outlives the permission for it. An initiator announces an access before it reads the segments of the
-//! target. A target that withdraws an entry then waits until no announcement is left that may have seen the
-//! entry ([`Shared::quiesce`]); [`words`] says why one of the two sees the other.
+//! No access outlives the permission for it. An initiator announces an access before it reads the
+//! segments of the target. A target that withdraws an entry then waits until no announcement is
+//! left that may have seen the entry ([`Shared::quiesce`]); [`words`] says why one of the two sees
+//! the other.
 //!
-//! A veth, a tenant, loss or shaping is never bypassed: both addresses must belong to this namespace, which
-//! routes them over loopback, and loopback must have no queueing discipline.
+//! A veth, a tenant, loss or shaping is never bypassed: both addresses must belong to this
+//! namespace, which routes them over loopback, and loopback must have no queueing discipline.
 
 mod copy;
 mod exchange;
@@ -77,12 +79,13 @@ const MAX_INITIATORS: usize = 256;
 /// Processes that may have connected and not said anything yet; one more replaces the oldest.
 const MAX_CALLERS: usize = 64;
 
-/// LocalPeers that did not answer, kept so that a thousand queue pairs do not each wait for one of them.
+/// LocalPeers that did not answer, kept so that a thousand queue pairs do not each wait for one of
+/// them.
 const MAX_ABSENT: usize = 64;
 const ABSENT_FOR: Duration = Duration::from_secs(5);
 
-/// How long [`Shared::quiesce`] waits for one initiator: a copy takes under a millisecond, unless its process was
-/// stopped in the middle.
+/// How long [`Shared::quiesce`] waits for one initiator: a copy takes under a millisecond, unless
+/// its process was stopped in the middle.
 const QUIESCE: Duration = Duration::from_secs(5);
 
 /// A descriptor that is closed only if the program has not closed it before, and reused its number.
@@ -101,8 +104,8 @@ impl Kept {
     /// The descriptor, unless it is closed.
     fn get(&self) -> Option<BorrowedFd<'_>> {
         let fd = self.fd.load(Ordering::Relaxed);
-        // SAFETY: open until this closes it, on the thread that ends the engine; if the program closes it, calls
-        // fail or are not made.
+        // SAFETY: open until this closes it, on the thread that ends the engine; if the program
+        // closes it, calls fail or are not made.
         let fd = (fd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(fd) })?;
         file_of(fd).is_ok_and(|file| file == self.file).then_some(fd)
     }
@@ -224,7 +227,8 @@ impl Target {
         }
     }
 
-    /// Whether it lives, or the end of it has not been reported to all who wait for an acknowledgement.
+    /// Whether it lives, or the end of it has not been reported to all who wait for an
+    /// acknowledgement.
     fn is_of_use(&self) -> bool {
         self.segment.is_owned() || self.is_awaited()
     }
@@ -235,7 +239,7 @@ impl Target {
     }
 }
 
-/// A process that was not found to be a neighbour.
+/// A process that was not found to be a local peer.
 struct Absent {
     at: SocketAddr,
     slot: u8,
@@ -284,7 +288,8 @@ impl Drop for Exchange<'_> {
 }
 
 impl Shared {
-    /// Makes the acquaintance of the process with a slot of an address, or returns why it is reached by packets.
+    /// Makes the acquaintance of the process with a slot of an address, or returns why it is
+    /// reached by packets.
     ///
     /// # Errors
     /// The reason, in words.
@@ -330,15 +335,17 @@ impl Shared {
         all.find(|one| one.at == at && one.slot == slot && one.segment.is_owned())
     }
 
-    /// Why the process with a slot of an address was not found to be a local peer a short time ago, if so.
+    /// Why the process with a slot of an address was not found to be a local peer a short time ago,
+    /// if so.
     fn why_absent(&self, at: SocketAddr, slot: u8) -> Option<String> {
         let mut absent = locked(&self.absent);
         absent.retain(|one| one.since.elapsed() < ABSENT_FOR);
         absent.iter().find(|one| one.at == at && one.slot == slot).map(|one| one.why.clone())
     }
 
-    /// Waits until no other thread exchanges segments with this process. Two exchanges at a time would make two FIFOs to
-    /// one reader. Exchanges with other processes do not wait: a stopped one takes the whole of its patience.
+    /// Waits until no other thread exchanges segments with this process. Two exchanges at a time
+    /// would make two FIFOs to one reader. Exchanges with other processes do not wait: a stopped
+    /// one takes the whole of its patience.
     fn begin_exchange(&self, at: SocketAddr, slot: u8) -> Exchange<'_> {
         let mut exchanging = locked(&self.exchanging);
         while exchanging.contains(&(at, slot)) {
@@ -363,8 +370,9 @@ impl Shared {
         Ok(Target { segment, pid: other.pid, at, slot, fifo, readable, writable, windows, why_not })
     }
 
-    /// Waits until no other process accesses this one on the strength of an entry that was on the segment
-    /// before this call. Returns false if one of them does not finish: it was stopped in the middle of an access.
+    /// Waits until no other process accesses this one on the strength of an entry that was on the
+    /// segment before this call. Returns false if one of them does not finish: it was stopped in
+    /// the middle of an access.
     #[must_use]
     pub fn quiesce(&self) -> bool {
         let (mut left, begun) = (self.unfinished(), Instant::now());
@@ -378,8 +386,8 @@ impl Shared {
         true
     }
 
-    /// The accesses of other processes that may have begun on the strength of an entry that was on the segment
-    /// before this call.
+    /// The accesses of other processes that may have begun on the strength of an entry that was on
+    /// the segment before this call.
     #[must_use]
     pub fn unfinished(&self) -> Unfinished {
         let busy = |initiator: &Arc<Initiator>| {
@@ -389,7 +397,8 @@ impl Shared {
         Unfinished(locked(&self.initiators).iter().filter_map(busy).collect())
     }
 
-    /// Answers other processes until it is stopped. Nobody who connects and says nothing keeps it from the others.
+    /// Answers other processes until it is stopped. Nobody who connects and says nothing keeps it
+    /// from the others.
     fn serve(&self) {
         let yama = std::fs::read_to_string(YAMA);
         let restricted = yama.is_ok_and(|scope| scope.trim() == "1");
@@ -399,8 +408,9 @@ impl Shared {
             let listeners: Option<Vec<_>> = self.listeners.iter().map(Kept::get).collect();
             let first = callers.front().map(|caller: &Caller| caller.until);
             let until = first.map_or(look_at, |first| first.min(look_at));
-            // The program may have closed them, and opened something else under their numbers. Then nobody else is answered, but
-            // those that know this process go on, and the end of this thread would be its end to them.
+            // The program may have closed them, and opened something else under their numbers. Then
+            // nobody else is answered, but those that know this process go on, and the end of this
+            // thread would be its end to them.
             let ready = listeners.and_then(|listeners| await_any(&listeners, &callers, until));
             if look_at <= Instant::now() {
                 look_at = Instant::now() + LOOK;
@@ -415,7 +425,8 @@ impl Shared {
             callers.retain(|caller: &Caller| {
                 let speaks = speaking.next().is_some_and(|ready| *ready);
                 if speaks {
-                    // An exchange that fails is the other side's to report: it goes on with packets.
+                    // An exchange that fails is the other side's to report: it goes on with
+                    // packets.
                     drop(self.answer(&caller.other, restricted));
                 }
                 !speaks && caller.until > Instant::now()
@@ -426,8 +437,8 @@ impl Shared {
         }
     }
 
-    /// Leaves the memory of processes that have ended; the engine does so with what is in its hands. Without this a process
-    /// that nobody calls any more would keep it.
+    /// Leaves the memory of processes that have ended; the engine does so with what is in its
+    /// hands. Without this a process that nobody calls any more would keep it.
     fn forget_ended(&self) {
         locked(&self.initiators).retain(|one| one.may_access());
         self.should_look.store(true, Ordering::Release);
@@ -456,7 +467,8 @@ impl Shared {
         let segment = Arc::new(segment);
         let mut initiators = locked(&self.initiators);
         initiators.retain(|initiator| initiator.may_access());
-        // A process that forgets this one between two connections comes again with the same segment.
+        // A process that forgets this one between two connections comes again with the same
+        // segment.
         let is_known = |known: &Arc<Initiator>| known.pid == other.pid && known.file == file;
         if !initiators.iter().any(is_known) {
             if initiators.len() >= MAX_INITIATORS {
@@ -472,11 +484,12 @@ impl Shared {
         });
         let withdrawal = incoming.as_ref().map(Incoming::withdrawal);
         locked(&self.arrived).extend(incoming);
-        // Also where there is no place left: the engine then frees those of processes that have ended.
+        // Also where there is no place left: the engine then frees those of processes that have
+        // ended.
         self.should_look.store(true, Ordering::Release);
         if restricted {
-            // SAFETY: no memory is involved. Yama lets one process at a time access this one's memory; another
-            // gets an error, and uses packets.
+            // SAFETY: no memory is involved. Yama lets one process at a time access this one's
+            // memory; another gets an error, and uses packets.
             unsafe { libc::prctl(libc::PR_SET_PTRACER, other.pid) };
         }
         let own = self.file.get().ok_or(io::Error::from(io::ErrorKind::NotConnected));
@@ -503,8 +516,9 @@ struct Caller {
     until: Instant,
 }
 
-/// Waits until somebody connects or speaks, or this time has passed; which of them are ready, listeners first. `None` if
-/// that is not possible now: the system lacks memory, or the program allows itself fewer descriptors than there are callers.
+/// Waits until somebody connects or speaks, or this time has passed; which of them are ready,
+/// listeners first. `None` if that is not possible now: the system lacks memory, or the program
+/// allows itself fewer descriptors than there are callers.
 fn await_any(
     listeners: &[BorrowedFd<'_>],
     callers: &VecDeque<Caller>,
@@ -526,8 +540,9 @@ fn await_any(
 /// Interval between two looks for processes that have ended.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// How long the thread that answers others rests when that is not possible. The end of the thread means the end of the process
-/// to all local peers, so it does not end before the process does or the device is closed.
+/// How long the thread that answers others rests when that is not possible. The end of the thread
+/// means the end of the process to all local peers, so it does not end before the process does or
+/// the device is closed.
 const REST: Duration = Duration::from_millis(100);
 
 /// Accesses of other processes that were under way: who has them, and since which announcement.
@@ -541,7 +556,8 @@ impl Unfinished {
         self.is_over();
     }
 
-    /// Whether all of them are over. One whose process was stopped in the middle is not, until it goes on or is killed.
+    /// Whether all of them are over. One whose process was stopped in the middle is not, until it
+    /// goes on or is killed.
     pub fn is_over(&mut self) -> bool {
         self.0.retain(|(initiator, slot, since)| {
             let is_busy = initiator.segment.busy_with(*slot) == Some(*since);
@@ -637,9 +653,9 @@ pub struct LocalPeers {
 }
 
 impl LocalPeers {
-    /// Publishes an empty segment for the process with this port and slot, and starts the thread that answers others. The
-    /// engine moves packets through [`wire`](LocalPeers::wire) from then on. Call it with signals blocked, so that the
-    /// thread blocks them too.
+    /// Publishes an empty segment for the process with this port and slot, and starts the thread
+    /// that answers others. The engine moves packets through [`wire`](LocalPeers::wire) from then
+    /// on. Call it with signals blocked, so that the thread blocks them too.
     ///
     /// # Errors
     /// When the kernel lacks something for it: memfds with seals, robust futexes, Unix sockets.
@@ -685,7 +701,8 @@ impl LocalPeers {
         Ok(LocalPeers { shared, routes, announced, packets, to_wake, may_be_awaited, thread })
     }
 
-    /// Lets those who may access this process's memory map its pool, which lives as long as this does.
+    /// Lets those who may access this process's memory map its pool, which lives as long as this
+    /// does.
     pub fn offer_pool(&self, pool: &Pool) {
         if let Ok(file) = file_of(pool.fd()) {
             let (fd, base, len) = (pool.fd().as_raw_fd(), Some(pool.base()), pool.len());
@@ -706,12 +723,13 @@ impl LocalPeers {
         LocalWire::new(self, wire)
     }
 
-    /// The counters of packets to and from neighbours.
+    /// The counters of packets to and from local peers.
     pub fn counters(&self) -> &FifoCounters {
         &self.packets.counters
     }
 
-    /// Takes in FIFOs that have arrived since the last look, and leaves those of processes that have ended.
+    /// Takes in FIFOs that have arrived since the last look, and leaves those of processes that
+    /// have ended.
     #[inline]
     fn adopt(&mut self) {
         if self.shared.should_look.load(Ordering::Relaxed) {
@@ -728,8 +746,9 @@ impl LocalPeers {
         }
     }
 
-    /// The calling thread is going to sleep on the sockets, and nobody else looks for packets: from now on local peers
-    /// wake it. Returns false if there are packets, messages or acknowledgements already. [`Shared::wake_up`] undoes it in both cases.
+    /// The calling thread is going to sleep on the sockets, and nobody else looks for packets: from
+    /// now on local peers wake it. Returns false if there are packets, messages or acknowledgements
+    /// already. [`Shared::wake_up`] undoes it in both cases.
     #[must_use]
     pub fn fall_asleep(&mut self) -> bool {
         self.shared.own.fall_asleep();
@@ -744,15 +763,15 @@ impl LocalPeers {
         self.shared.own.is_asleep()
     }
 
-    /// Whether there are packets, messages or acknowledgements of neighbours.
+    /// Whether there are packets, messages or acknowledgements of local peers.
     #[must_use]
     pub fn has_work(&mut self) -> bool {
         self.adopt();
         self.packets.holds_packets() || self.has_acks()
     }
 
-    /// Whether there are packets or acknowledgements of which local peers should have told, if this process has slept since. Who is
-    /// stopped or killed between the two has lost nothing.
+    /// Whether there are packets or acknowledgements of which local peers should have told, if this
+    /// process has slept since. Who is stopped or killed between the two has lost nothing.
     #[must_use]
     pub fn has_unannounced(&mut self) -> bool {
         self.adopt();
@@ -786,7 +805,8 @@ impl LocalPeers {
         kept.map(|kept| kept.fd.load(Ordering::Relaxed)).filter(|&fd| fd >= 0).collect()
     }
 
-    /// From now on the requests of a queue pair go to this process where possible, or all as packets.
+    /// From now on the requests of a queue pair go to this process where possible, or all as
+    /// packets.
     pub fn route(&mut self, qpn: Qpn, target: Option<Arc<Target>>) {
         // Its messages belong to a connection that is over.
         if let Some(before) = self.routes.remove(&qpn.get()) {

@@ -1,16 +1,20 @@
-//! Packets between neighbours: through FIFOs in shared memory in place of sockets.
+//! Packets between local peers: through FIFOs in shared memory in place of sockets.
 //!
-//! Whatever is neither carried out directly nor handed over as a message (acknowledgements, what was refused, everything on
-//! unreliable connections) is packets. Between local peers they need no system call, no ICRC and no segmentation: [`LocalWire`] puts them into the
-//! FIFO of the process that they are for, and leaves all others to the wire below.
+//! Whatever is neither carried out directly nor handed over as a message (acknowledgements, what
+//! was refused, everything on unreliable connections) is packets. Between local peers they need no
+//! system call, no ICRC and no segmentation: [`LocalWire`] puts them into the FIFO of the process
+//! that they are for, and leaves all others to the wire below.
 //!
-//! A FIFO loses nothing. Who writes into a full one waits, looking again at growing intervals, and is not
-//! waited for: a reader that has stopped slows only those that send to it, and after [`PATIENCE`] packets for
-//! it are lost as on a link, at a bounded rate, as they are on the device's wire.
+//! A FIFO loses nothing. Who writes into a full one waits, looking again at growing intervals, and
+//! is not waited for: a reader that has stopped slows only those that send to it, and after
+//! [`PATIENCE`] packets for it are lost as on a link, at a bounded rate, as they are on the
+//! device's wire.
 //!
-//! A reader that sleeps is woken by the wire below ([`Doorbell`]), once for each time that it falls asleep.
+//! A reader that sleeps is woken by the wire below ([`Doorbell`]), once for each time that it falls
+//! asleep.
 //!
-//! Neither queue pairs nor the contents of packets belong here: what arrives is parsed like any packet.
+//! Neither queue pairs nor the contents of packets belong here: what arrives is parsed like any
+//! packet.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -32,15 +36,17 @@ use crate::udp::SocketWire;
 /// Packets taken out of one FIFO before the next one's turn.
 pub(super) const MAX_TAKEN: usize = 64;
 
-/// Packets taken out of a FIFO before their lines are given back: a writer that waits for room fills them while the others
-/// are read. A quarter of a full FIFO.
+/// Packets taken out of a FIFO before their lines are given back: a writer that waits for room
+/// fills them while the others are read. A quarter of a full FIFO.
 const RELEASED_TOGETHER: usize = 16;
 
-/// FIFOs that this process reads. Each costs a look in every turn; the packets of further local peers use sockets.
+/// FIFOs that this process reads. Each costs a look in every turn; the packets of further local
+/// peers use sockets.
 pub(super) const MAX_INCOMING: usize = 64;
 
-/// First and longest interval between two looks at quiet sockets: a look costs a system call or two, 1 to 2 us, and a
-/// turn otherwise about a tenth of that. Something there delays its packet, and no other, by the interval.
+/// First and longest interval between two looks at quiet sockets: a look costs a system call or
+/// two, 1 to 2 us, and a turn otherwise about a tenth of that. Something there delays its packet,
+/// and no other, by the interval.
 const FIRST_QUIET: Duration = Duration::from_micros(2);
 const LONGEST_QUIET: Duration = Duration::from_micros(32);
 
@@ -57,7 +63,7 @@ const LOST_PER_LOOK: usize = 16;
 /// Room for the ICRC that packets in a FIFO do not have.
 const NO_ICRC: [u8; 4] = [0; 4];
 
-/// Counters of the packets between neighbours. They only grow.
+/// Counters of the packets between local peers. They only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FifoCounters {
     /// Packets written.
@@ -102,7 +108,8 @@ impl FifoCounters {
 
 /// Wakes the process that packets are for, by a datagram that means nothing else.
 pub trait Doorbell {
-    /// Wakes the owner of the queue pair `dest` at the end of this path, if it sleeps on its sockets.
+    /// Wakes the owner of the queue pair `dest` at the end of this path, if it sleeps on its
+    /// sockets.
     fn wake(&mut self, path: &Path, dest: Qpn);
 }
 
@@ -157,7 +164,8 @@ impl Outgoing {
         granted
     }
 
-    /// Waits until the reader has read something; returns how many of `packets` may be lost instead.
+    /// Waits until the reader has read something; returns how many of `packets` may be lost
+    /// instead.
     fn wait(&mut self, now: Time, service: Transport, packets: usize) -> usize {
         let progress = self.writer.progress();
         let (since, interval) = match &self.full {
@@ -239,7 +247,8 @@ impl Incoming {
         self.reader.holds_packets()
     }
 
-    /// Passes packets on, at most [`MAX_TAKEN`]. Returns how many, or `None` when the FIFO is broken.
+    /// Passes packets on, at most [`MAX_TAKEN`]. Returns how many, or `None` when the FIFO is
+    /// broken.
     fn drain(
         &mut self,
         own: &[IpAddr],
@@ -285,7 +294,7 @@ impl Incoming {
     }
 }
 
-/// The packets of one device to and from its neighbours.
+/// The packets of one device to and from its local peers.
 #[derive(Default)]
 pub(super) struct Packets {
     pub(super) outgoing: Vec<Arc<Target>>,
@@ -295,8 +304,8 @@ pub(super) struct Packets {
     burst: u64,
     /// When the next full FIFO is looked at.
     look_at: Option<Time>,
-    /// How long the sockets are left alone after a look that found nothing, and until when. No interval: each turn
-    /// looks.
+    /// How long the sockets are left alone after a look that found nothing, and until when. No
+    /// interval: each turn looks.
     quiet: Duration,
     quiet_until: Time,
     pub(super) bytes: Vec<u8>,
@@ -313,8 +322,9 @@ impl Packets {
         }
     }
 
-    /// Leaves the segments, FIFOs and pools of processes that have ended. A process that a queue pair is connected to stays,
-    /// because only those listed here are looked at for acknowledgements and for their end.
+    /// Leaves the segments, FIFOs and pools of processes that have ended. A process that a queue
+    /// pair is connected to stays, because only those listed here are looked at for
+    /// acknowledgements and for their end.
     pub(super) fn forget_ended(&mut self) {
         self.outgoing.retain(|target| target.is_of_use() || Arc::strong_count(target) > 1);
     }
@@ -514,8 +524,8 @@ impl<W: Wire + Doorbell> Wire for LocalWire<'_, W> {
         self.neighbours.packets.look_at.into_iter().chain(self.wire.next_wakeup()).min()
     }
 
-    /// A process with a port to itself establishes its connections anew when a peer has stopped, and says so: as its own
-    /// wire, it blames the peer.
+    /// A process with a port to itself establishes its connections anew when a peer has stopped,
+    /// and says so: as its own wire, it blames the peer.
     fn is_stalled(&mut self, path: &Path, dest: Qpn) -> bool {
         match self.target(path, dest) {
             Some(target) if self.neighbours.shared.slot != OWN_PORT => {
@@ -613,7 +623,8 @@ mod tests {
         }
     }
 
-    /// Two processes; the first sends to the second. The number keeps tests apart that run at the same time.
+    /// Two processes; the first sends to the second. The number keeps tests apart that run at the
+    /// same time.
     fn pair(number: u8) -> (Process, Process) {
         let mut from = Process::new(7, number);
         let to = Process::new(9, number);

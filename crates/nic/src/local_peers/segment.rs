@@ -1,20 +1,25 @@
-//! Boards: what a process publishes about its queue pairs and regions, in memory that others map read-only.
+//! Boards: what a process publishes about its queue pairs and regions, in memory that others map
+//! read-only.
 //!
-//! A segment is a memfd that cannot be resized, or mapped for writing by anyone after its owner has done so. Its entries
-//! are changed under a sequence number (odd while a change is under way), so a reader gets whole entries.
-//! Readers belong to other processes: they take nothing on a segment for more than a number.
+//! A segment is a memfd that cannot be resized, or mapped for writing by anyone after its owner has
+//! done so. Its entries are changed under a sequence number (odd while a change is under way), so a
+//! reader gets whole entries. Readers belong to other processes: they take nothing on a segment for
+//! more than a number.
 //!
 //! Words beside the entries:
-//! - `owner` is the number of a thread of the owner for as long as that process exists and has not executed
-//!   another program: the kernel marks it then, before the memory goes away (it is a robust futex, see
-//!   `guard`). It costs a reader one load, and needs no process id that may be reused;
-//! - `sleeps` counts how often the owner fell asleep and woke up, so it is odd while somebody has to wake it for packets
-//!   in a FIFO;
-//! - `pool` names the file of the owner's registered memory, if it has one that others may map (`mapped`);
+//! - `owner` is the number of a thread of the owner for as long as that process exists and has not
+//!   executed another program: the kernel marks it then, before the memory goes away (it is a
+//!   robust futex, see `guard`). It costs a reader one load, and needs no process id that may be
+//!   reused;
+//! - `sleeps` counts how often the owner fell asleep and woke up, so it is odd while somebody has
+//!   to wake it for packets in a FIFO;
+//! - `pool` names the file of the owner's registered memory, if it has one that others may map
+//!   (`mapped`);
 //! - `at` is the owner's port and slot, at which it is woken;
-//! - `addresses` has the owner's addresses in the order of their indexes, which packets in a FIFO name;
-//! - `busy` announces that the owner accesses the memory of another process. Who withdraws an entry waits
-//!   until no announcement names it ([`ControlSegment::busy_with`]).
+//! - `addresses` has the owner's addresses in the order of their indexes, which packets in a FIFO
+//!   name;
+//! - `busy` announces that the owner accesses the memory of another process. Who withdraws an entry
+//!   waits until no announcement names it ([`ControlSegment::busy_with`]).
 
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
@@ -69,11 +74,13 @@ struct Alone<T>(T);
 struct Page {
     magic: AtomicU64,
     owner: AtomicU32,
-    /// Changes with each request of the owner: readers of the other words would wait for its cache line.
+    /// Changes with each request of the owner: readers of the other words would wait for its cache
+    /// line.
     busy: Alone<AtomicU64>,
     sleeps: Alone<AtomicU64>,
-    /// Descriptor, device, inode, first byte and length of the owner's pool; the length is 0 without one, and stored last.
-    /// The first byte is [`NO_BASE`] where regions say where they are in the file.
+    /// Descriptor, device, inode, first byte and length of the owner's pool; the length is 0
+    /// without one, and stored last. The first byte is [`NO_BASE`] where regions say where they are
+    /// in the file.
     pool: [AtomicU64; 5],
     /// The owner's slot above the 16 bits of its port.
     at: AtomicU64,
@@ -109,7 +116,8 @@ fn put(table: &[Entry], words: &Words) -> bool {
     place.map(|entry| entry.write(words)).is_some()
 }
 
-/// Whether `/proc/PID/stat` is of a process that was stopped. Its name may have anything in it; the state follows.
+/// Whether `/proc/PID/stat` is of a process that was stopped. Its name may have anything in it; the
+/// state follows.
 fn is_stopped(stat: &[u8]) -> bool {
     let name_end = stat.iter().rposition(|byte| *byte == b')');
     name_end.and_then(|end| stat.get(end + 2)).is_some_and(|state| matches!(state, b'T' | b't'))
@@ -162,17 +170,19 @@ pub(super) struct PoolCard {
     pub(super) fd: i32,
     /// Device and inode.
     pub(super) file: (u64, u64),
-    /// Where the process has mapped its first byte, and all others behind it; `None` where regions say it.
+    /// Where the process has mapped its first byte, and all others behind it; `None` where regions
+    /// say it.
     pub(super) base: Option<u64>,
     /// Length in bytes.
     pub(super) len: u64,
 }
 
-/// A segment in this process's memory. Its owner's is writable, all others are not: the methods that write are
-/// on [`OwnBoard`].
+/// A segment in this process's memory. Its owner's is writable, all others are not: the methods
+/// that write are on [`OwnBoard`].
 pub(super) struct ControlSegment(NonNull<Page>);
 
-// SAFETY: everything behind the pointer is atomic, and it is mapped for as long as the segment lives.
+// SAFETY: everything behind the pointer is atomic, and it is mapped for as long as the segment
+// lives.
 unsafe impl Send for ControlSegment {}
 // SAFETY: as above.
 unsafe impl Sync for ControlSegment {}
@@ -181,7 +191,8 @@ impl ControlSegment {
     /// Maps a segment that another process has sent.
     ///
     /// # Errors
-    /// When it is not one, or its owner could still resize it, which would end this process on access.
+    /// When it is not one, or its owner could still resize it, which would end this process on
+    /// access.
     pub(super) fn of_other(file: &OwnedFd) -> io::Result<ControlSegment> {
         let wrong = |what| io::Error::new(io::ErrorKind::InvalidData, what);
         if !fcntl_get_seals(file)?.contains(SEALS) {
@@ -198,18 +209,20 @@ impl ControlSegment {
     }
 
     fn map(file: BorrowedFd<'_>, access: ProtFlags) -> io::Result<ControlSegment> {
-        // SAFETY: a new mapping of a file whose size cannot change; only atomics are reached through it.
+        // SAFETY: a new mapping of a file whose size cannot change; only atomics are reached
+        // through it.
         let at = unsafe { mmap(std::ptr::null_mut(), BYTES, access, MapFlags::SHARED, file, 0)? };
         let segment = ControlSegment(NonNull::new(at.cast()).ok_or(io::ErrorKind::OutOfMemory)?);
-        // SAFETY: the mapping just made. A forked child has no use for it: its calls with the parent's
-        // objects fail before they get here.
+        // SAFETY: the mapping just made. A forked child has no use for it: its calls with the
+        // parent's objects fail before they get here.
         unsafe { madvise(at, BYTES, Advice::LinuxDontFork)? };
         Ok(segment)
     }
 
     fn page(&self) -> &Page {
-        // SAFETY: `BYTES` are mapped at the pointer, page-aligned, until the segment is dropped; any bytes are
-        // valid atomics. Other processes change them only as atomics or make them wrong numbers.
+        // SAFETY: `BYTES` are mapped at the pointer, page-aligned, until the segment is dropped;
+        // any bytes are valid atomics. Other processes change them only as atomics or make them
+        // wrong numbers.
         unsafe { self.0.as_ref() }
     }
 
@@ -219,14 +232,16 @@ impl ControlSegment {
         owner != 0 && owner & OWNER_DIED == 0
     }
 
-    /// Whether its owner lives and is not stopped, by a signal or a debugger: only then may one count on what it does.
+    /// Whether its owner lives and is not stopped, by a signal or a debugger: only then may one
+    /// count on what it does.
     pub(super) fn is_running(&self) -> bool {
         let owner = self.page().owner.load(Ordering::Acquire) & TID_MASK;
         self.is_owned()
             && !std::fs::read(format!("/proc/{owner}/stat")).is_ok_and(|stat| is_stopped(&stat))
     }
 
-    /// Whether its owner accesses the memory of the process with this slot, and since which announcement.
+    /// Whether its owner accesses the memory of the process with this slot, and since which
+    /// announcement.
     pub(super) fn busy_with(&self, slot: u8) -> Option<u64> {
         words::busy_with(&self.page().busy.0, slot)
     }
@@ -331,8 +346,8 @@ impl OwnBoard {
         len.store(bytes, Ordering::Release);
     }
 
-    /// Tells others to wake this process for packets. Whoever does not see it has stored its packet before, where
-    /// the caller now finds it.
+    /// Tells others to wake this process for packets. Whoever does not see it has stored its packet
+    /// before, where the caller now finds it.
     pub(super) fn fall_asleep(&self) {
         words::fall_asleep(&self.0.page().sleeps.0);
     }
@@ -352,8 +367,8 @@ impl OwnBoard {
         &self.0.page().owner
     }
 
-    /// Announces an access to the process with this slot. What is read from its segment afterwards is either
-    /// still valid, or its owner waits for the end of the access.
+    /// Announces an access to the process with this slot. What is read from its segment afterwards
+    /// is either still valid, or its owner waits for the end of the access.
     pub(super) fn announce(&self, slot: u8, count: u64) {
         words::announce(&self.0.page().busy.0, slot, count);
     }
@@ -363,7 +378,8 @@ impl OwnBoard {
         words::retire(&self.0.page().busy.0);
     }
 
-    /// Publishes a queue pair, or withdraws it if it serves nothing. Returns false if there is no room.
+    /// Publishes a queue pair, or withdraws it if it serves nothing. Returns false if there is no
+    /// room.
     pub(super) fn put_qp(&self, descriptor: &QpDescriptor) -> bool {
         let qpn = descriptor.qpn.get();
         if !descriptor.serves {

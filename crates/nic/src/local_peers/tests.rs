@@ -1,5 +1,5 @@
-//! Direct accesses between processes that do not lie: what an owner learns of them, and what an initiator may do after the
-//! owner's end.
+//! Direct accesses between processes that do not lie: what an owner learns of them, and what an
+//! initiator may do after the owner's end.
 
 use roce::endpoint::{Extent, Placement};
 use roce::verbs::{Access, PdId};
@@ -114,8 +114,9 @@ fn nothing_is_written_into_memory_whose_owner_has_ended() {
     assert_eq!(pair.to[..2], [7, 0]);
 }
 
-/// A segment may lose its owner while the process goes on, when it executes another program; and a process number may belong to
-/// another namespace, so that only both together say that nobody accesses anything any more.
+/// A segment may lose its owner while the process goes on, when it executes another program; and a
+/// process number may belong to another namespace, so that only both together say that nobody
+/// accesses anything any more.
 #[test]
 fn an_access_is_over_when_board_and_process_have_ended() {
     let mut child = std::process::Command::new("true").spawn().expect("a program");
@@ -151,7 +152,8 @@ fn a_process_that_has_lost_its_listeners_is_alive_to_its_neighbours() {
     }
 }
 
-/// It holds a segment, two FIFOs and perhaps a pool; a daemon that nobody calls any more would keep them for good.
+/// It holds a segment, two FIFOs and perhaps a pool; a daemon that nobody calls any more would keep
+/// them for good.
 #[test]
 fn an_ended_process_is_forgotten_without_a_call_of_another() {
     let mut pair = Pair::new(2);
@@ -160,7 +162,8 @@ fn an_ended_process_is_forgotten_without_a_call_of_another() {
     owner.route(qpn(OWNER), Some(found.expect("it answers")));
     assert!(!owner.has_work() && owner.reads_fifos());
     assert_eq!(owner.packets.outgoing.len(), 1);
-    // Both are in this process, which goes on: the one that accesses it is somebody else from now on.
+    // Both are in this process, which goes on: the one that accesses it is somebody else from now
+    // on.
     let mut child = std::process::Command::new("true").spawn().expect("a program");
     let pid = child.id() as i32;
     child.wait().expect("it ends");

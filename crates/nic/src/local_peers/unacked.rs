@@ -1,4 +1,5 @@
-//! Messages that a process has put into another one's FIFO and that have neither been acked nor nacked.
+//! Messages that a process has put into another one's FIFO and that have neither been acked nor
+//! nacked.
 //!
 //! Neither the FIFO nor what becomes of a message belongs here: see [`messages`](super::messages).
 
@@ -15,7 +16,8 @@ pub(super) struct Unacked {
     pub(super) messages: VecDeque<(u64, Handed)>,
     /// Lines of those that were refused, oldest first.
     pub(super) refused: VecDeque<u64>,
-    /// The reader's progress, and since when there was no more, as far as it was looked at since messages wait.
+    /// The reader's progress, and since when there was no more, as far as it was looked at since
+    /// messages wait.
     pub(super) progress: Option<(u64, Time)>,
 }
 
@@ -24,7 +26,8 @@ impl Unacked {
         self.messages.is_empty()
     }
 
-    /// Nobody waits for acknowledgements on the messages of this queue pair any more; passes the lines at which they begin on.
+    /// Nobody waits for acknowledgements on the messages of this queue pair any more; passes the
+    /// lines at which they begin on.
     pub(super) fn forget(&mut self, source: Qpn, mut forgotten: impl FnMut(u64)) {
         self.messages.retain(|&(begin, handed)| {
             let stays = handed.source != source;
@@ -35,7 +38,8 @@ impl Unacked {
         });
     }
 
-    /// Whether the reader, which has finished with the lines before `tail`, has decided on the oldest message.
+    /// Whether the reader, which has finished with the lines before `tail`, has decided on the
+    /// oldest message.
     pub(super) fn is_decided(&self, tail: u64) -> bool {
         self.messages.front().is_some_and(|&(begin, _)| begin < tail)
     }

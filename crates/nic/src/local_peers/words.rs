@@ -1,15 +1,18 @@
-//! The protocols of the words that local peers share, free of system calls so that they can be model-checked: entries of
-//! a segment, announcements of accesses, and sleeps. The FIFO's is in [`fifo`](super::fifo), over the same words.
+//! The protocols of the words that local peers share, free of system calls so that they can be
+//! model-checked: entries of a segment, announcements of accesses, and sleeps. The FIFO's is in
+//! [`fifo`](super::fifo), over the same words.
 //!
-//! *Entries* change under a sequence number. A reader that finds the same even number before and after has a whole one.
+//! *Entries* change under a sequence number. A reader that finds the same even number before and
+//! after has a whole one.
 //!
-//! *Accesses.* An initiator announces an access, then reads the entries that permit it. Their owner withdraws an entry,
-//! then looks for announcements. Between its own store and its look at the other's word each side passes a sequentially
-//! consistent fence, so one of them sees the other: the initiator finds no entry, or the owner waits for the end.
+//! *Accesses.* An initiator announces an access, then reads the entries that permit it. Their owner
+//! withdraws an entry, then looks for announcements. Between its own store and its look at the
+//! other's word each side passes a sequentially consistent fence, so one of them sees the other:
+//! the initiator finds no entry, or the owner waits for the end.
 //!
-//! *Sleeps.* Who is going to sleep says so, then looks for work. Who leaves work looks afterwards whether the other
-//! sleeps. With the same fences one of them sees the other. The number of a sleep is one that was never used before, so one ring
-//! for each number is enough.
+//! *Sleeps.* Who is going to sleep says so, then looks for work. Who leaves work looks afterwards
+//! whether the other sleeps. With the same fences one of them sees the other. The number of a sleep
+//! is one that was never used before, so one ring for each number is enough.
 //!
 //! Functions are generic over the atomic type because the model checker brings its own.
 
@@ -86,8 +89,9 @@ impl<W: Word<u64>, const N: usize> Entry<W, N> {
     }
 }
 
-/// Announces an access to the process with this slot. What is read from its segment afterwards is either still valid, or its
-/// owner waits for the end of the access. Announcements are counted from 1.
+/// Announces an access to the process with this slot. What is read from its segment afterwards is
+/// either still valid, or its owner waits for the end of the access. Announcements are counted
+/// from 1.
 pub(super) fn announce<W: Word<u64>>(busy: &W, slot: u8, count: u64) {
     busy.store(count << 8 | u64::from(slot), Relaxed);
     W::fence(SeqCst);
@@ -98,8 +102,8 @@ pub(super) fn retire<W: Word<u64>>(busy: &W) {
     busy.store(0, Release);
 }
 
-/// The announcement of an access to the process with this slot, if there is one: of all that have read what the caller has
-/// withdrawn before.
+/// The announcement of an access to the process with this slot, if there is one: of all that have
+/// read what the caller has withdrawn before.
 pub(super) fn busy_with<W: Word<u64>>(busy: &W, slot: u8) -> Option<u64> {
     W::fence(SeqCst);
     let busy = busy.load(Acquire);
@@ -107,7 +111,8 @@ pub(super) fn busy_with<W: Word<u64>>(busy: &W, slot: u8) -> Option<u64> {
     (busy != 0 && busy as u8 == slot).then_some(busy)
 }
 
-/// Tells others to wake this process. Whoever does not see it has left its work before, where the caller now finds it.
+/// Tells others to wake this process. Whoever does not see it has left its work before, where the
+/// caller now finds it.
 pub(super) fn fall_asleep<W: Word<u64>>(sleeps: &W) {
     sleeps.store(sleeps.load(Relaxed) | 1, Relaxed);
     W::fence(SeqCst);
@@ -121,7 +126,8 @@ pub(super) fn wake_up<W: Word<u64>>(sleeps: &W) {
     }
 }
 
-/// The sleep of this word's owner, if it sleeps: of all that have not seen what the caller has left for them before.
+/// The sleep of this word's owner, if it sleeps: of all that have not seen what the caller has left
+/// for them before.
 pub(super) fn sleep<W: Word<u64>>(sleeps: &W) -> Option<u64> {
     W::fence(SeqCst);
     let sleeps = sleeps.load(Acquire);
@@ -139,8 +145,8 @@ impl Rung {
     }
 }
 
-/// Interleavings with up to three preemptions and the reorderings that loom models; and orderings that are too weak, which it
-/// has to find.
+/// Interleavings with up to three preemptions and the reorderings that loom models; and orderings
+/// that are too weak, which it has to find.
 #[cfg(test)]
 pub(super) mod model {
     use std::marker::PhantomData;
@@ -365,7 +371,8 @@ pub(super) mod model {
         no_access_outlives_its_entry::<LoadsRelaxed>(true, true);
     }
 
-    /// The sockets of a process and the descriptor that its own threads wake its progress thread by.
+    /// The sockets of a process and the descriptor that its own threads wake its progress thread
+    /// by.
     #[derive(Default)]
     struct Sockets {
         /// Datagrams, and wakes by the process itself.
@@ -483,7 +490,8 @@ pub(super) mod model {
         }
     }
 
-    /// A lost wake-up is a deadlock. A thread of the program takes a turn meanwhile, if there is one.
+    /// A lost wake-up is a deadlock. A thread of the program takes a turn meanwhile, if there is
+    /// one.
     fn all_work_is_done<F: Fault>(program_turns: bool, seeded: Seeded) {
         check(move || {
             let process = Arc::new(Process::<F> {

@@ -1,5 +1,5 @@
-//! Memory as the program and its local peers see it, through `malloc`, `fork`, `madvise` and other threads. The file is
-//! mapped here a second time in place of a neighbour.
+//! Memory as the program and its local peers see it, through `malloc`, `fork`, `madvise` and other
+//! threads. The file is mapped here a second time in place of a local peer.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -83,7 +83,8 @@ fn threads_that_write_meanwhile_lose_nothing() {
     bytes(&memory).fill(0);
     let stops = AtomicBool::new(false);
     let word = |page: usize| {
-        // SAFETY: an aligned word of the mapping, used as an atomic only until the threads have ended.
+        // SAFETY: an aligned word of the mapping, used as an atomic only until the threads have
+        // ended.
         unsafe { AtomicU64::from_ptr(memory.at.cast::<u8>().add(page * PAGE).cast()) }
     };
     let words: Vec<&AtomicU64> = (0..64).map(word).collect();
@@ -94,7 +95,8 @@ fn threads_that_write_meanwhile_lose_nothing() {
                 scope.spawn(move || {
                     let mut added = 0;
                     while !stops.load(Ordering::Relaxed) {
-                        // Without a locked instruction, as programs write: each word has one writer.
+                        // Without a locked instruction, as programs write: each word has one
+                        // writer.
                         for word in words.iter().skip(writer).step_by(2) {
                             word.store(word.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
                         }
@@ -180,7 +182,8 @@ fn other_memory_stays_where_it_is() {
     assert!(matches!(refuse(block.as_ptr().expose_provenance() as u64, 10), NotMoved::Heap));
 }
 
-/// Memory that is freed while a region still needs it: the program errs, and gets what it asked for.
+/// Memory that is freed while a region still needs it: the program errs, and gets what it asked
+/// for.
 #[test]
 fn mappings_that_took_the_place_are_left_alone() {
     let Some(mut movable) = opened("mappings_that_took_the_place_are_left_alone") else { return };
@@ -295,7 +298,8 @@ fn a_child_has_no_pages_in_the_file_and_all_others() {
     assert_eq!(bytes(&memory)[0], before);
 }
 
-/// Memory that was freed too early is something else when it is registered again, though it has the same address.
+/// Memory that was freed too early is something else when it is registered again, though it has the
+/// same address.
 #[test]
 fn new_memory_at_an_old_address_is_not_taken_for_the_old() {
     let Some(mut movable) = opened("new_memory_at_an_old_address_is_not_taken_for_the_old") else {

@@ -1,9 +1,10 @@
 //! Messages of netlink as bytes: requests as they are built, replies as they are read.
 //!
-//! A message is a header of 16 bytes, a fixed header of its kind, and attributes: type-length-value,
-//! aligned to 4 bytes, in the byte order of the machine (RFC 3549, section 2.3; the constants are
-//! those of `linux/netlink.h`). Replies come from outside: every length is checked, and what follows
-//! a malformed attribute is left out. Nothing here has a socket or knows what a message is about.
+//! A message is a header of 16 bytes, a fixed header of its kind, and attributes:
+//! type-length-value, aligned to 4 bytes, in the byte order of the machine (RFC 3549, section 2.3;
+//! the constants are those of `linux/netlink.h`). Replies come from outside: every length is
+//! checked, and what follows a malformed attribute is left out. Nothing here has a socket or knows
+//! what a message is about.
 
 use std::net::IpAddr;
 
@@ -45,7 +46,8 @@ pub struct Request {
 }
 
 impl Request {
-    /// One of a kind, with flags beside those that every request has, and the fixed header of its kind.
+    /// One of a kind, with flags beside those that every request has, and the fixed header of its
+    /// kind.
     pub fn new(kind: u16, flags: u16, header: &[u8]) -> Request {
         let mut bytes = vec![0; HEADER_BYTES];
         bytes[4..6].copy_from_slice(&kind.to_ne_bytes());

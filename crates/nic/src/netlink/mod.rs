@@ -3,10 +3,10 @@
 //!
 //! A [`Socket`] belongs to the network namespace of the thread that opened it. There are three ways
 //! to use it: [`Socket::request`] waits for the acknowledgement, [`Socket::dump`] for the end of a
-//! list, and [`Socket::ask`] takes the one reply that the kernel has ready when the question is sent.
-//! A kernel that does not answer for [`PATIENCE`] is an error. What a message is about (its kind, its
-//! attributes) is the business of the modules that send it; libraries and the `ip` and `tc` programs
-//! are not used.
+//! list, and [`Socket::ask`] takes the one reply that the kernel has ready when the question is
+//! sent. A kernel that does not answer for [`PATIENCE`] is an error. What a message is about (its
+//! kind, its attributes) is the business of the modules that send it; libraries and the `ip` and
+//! `tc` programs are not used.
 
 mod message;
 
@@ -24,7 +24,8 @@ use rustix::net::{AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, So
 use message::{HEADER_BYTES, messages};
 pub use message::{Message, Request, attribute, attributes, flag, text_of, u16_at, u32_at, u64_at};
 
-/// How long the kernel may take to answer. It answers within the system call, but for locks that others hold.
+/// How long the kernel may take to answer. It answers within the system call, but for locks that
+/// others hold.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The largest datagram that is received: the kernel makes dumps of at most 32 KiB.
@@ -92,8 +93,8 @@ pub struct Socket {
 }
 
 impl Socket {
-    /// Opens one for interfaces, routes and queues, in the network namespace of this thread. That needs no
-    /// privilege; changes do (`CAP_NET_ADMIN`).
+    /// Opens one for interfaces, routes and queues, in the network namespace of this thread. That
+    /// needs no privilege; changes do (`CAP_NET_ADMIN`).
     ///
     /// # Errors
     /// When the kernel has no such sockets, or this process no descriptors left.
@@ -132,7 +133,8 @@ impl Socket {
         Socket { fd, sequence: 0 }
     }
 
-    /// Sends a request and waits for its acknowledgement. Returns the messages before it, without their headers.
+    /// Sends a request and waits for its acknowledgement. Returns the messages before it, without
+    /// their headers.
     ///
     /// # Errors
     /// When the kernel refuses it, or does not answer.
@@ -190,8 +192,9 @@ impl Socket {
         }
     }
 
-    /// Sends a question that has one reply, and takes it into `buffer`. The kernel has replied by the time
-    /// that the question is sent, so nothing waits and nothing is allocated: packet loops may ask.
+    /// Sends a question that has one reply, and takes it into `buffer`. The kernel has replied by
+    /// the time that the question is sent, so nothing waits and nothing is allocated: packet loops
+    /// may ask.
     ///
     /// # Errors
     /// When the kernel refuses it, or there is no reply, or the buffer is too small for it.
@@ -248,7 +251,8 @@ impl AsFd for Socket {
 fn set_option(fd: impl AsFd, option: libc::c_int) -> io::Result<()> {
     use std::os::fd::AsRawFd;
     let on: libc::c_int = 1;
-    // SAFETY: the descriptor is open as long as it is borrowed, and the kernel reads the 4 bytes of `on` only.
+    // SAFETY: the descriptor is open as long as it is borrowed, and the kernel reads the 4 bytes of
+    // `on` only.
     let result = unsafe {
         libc::setsockopt(
             fd.as_fd().as_raw_fd(),

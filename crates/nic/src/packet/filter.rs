@@ -1,8 +1,8 @@
 //! The filter that keeps everything but RoCE in the kernel: classic BPF over the IP header.
 //!
 //! Offsets count from the network header wherever the link puts it (`SKF_NET_OFF`). IP options and
-//! extension headers have no place in RoCE, so packets with them do not match; neither do fragments after
-//! the first, which have no ports.
+//! extension headers have no place in RoCE, so packets with them do not match; neither do fragments
+//! after the first, which have no ports.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};

@@ -1,13 +1,13 @@
 //! RoCE packets captured on the interfaces of this machine, whoever sends or receives them.
 //!
-//! A packet socket sees packets as the kernel handles them, which is not always as they are on the wire: a
-//! segmented send passes loopback, veth and bridges as one packet of up to 64 KiB whose UDP checksum is
-//! not filled in yet, and what receive offload has joined arrives as one. The kernel describes this in a
-//! header of its own (PACKET_VNET_HDR), and [`split`] splits such packets into those on the wire. Needs
-//! CAP_NET_RAW.
+//! A packet socket sees packets as the kernel handles them, which is not always as they are on the
+//! wire: a segmented send passes loopback, veth and bridges as one packet of up to 64 KiB whose UDP
+//! checksum is not filled in yet, and what receive offload has joined arrives as one. The kernel
+//! describes this in a header of its own (PACKET_VNET_HDR), and [`split`] splits such packets into
+//! those on the wire. Needs CAP_NET_RAW.
 //!
-//! A filter in the kernel passes only UDP to port 4791 and to the ports of single processes. Packets on
-//! the loopback interface are captured once, not both when sent and when received.
+//! A filter in the kernel passes only UDP to port 4791 and to the ports of single processes.
+//! Packets on the loopback interface are captured once, not both when sent and when received.
 
 mod filter;
 mod split;
@@ -36,8 +36,8 @@ const SOCKET_BYTES: libc::c_int = 64 << 20;
 /// linux/if_packet.h.
 const PACKET_IGNORE_OUTGOING: libc::c_int = 23;
 
-/// Hardware types of interfaces whose frames start with an Ethernet header, and of those without any
-/// header (linux/if_arp.h: ETHER, LOOPBACK; RAWIP, NONE).
+/// Hardware types of interfaces whose frames start with an Ethernet header, and of those without
+/// any header (linux/if_arp.h: ETHER, LOOPBACK; RAWIP, NONE).
 const ETHERNET_LIKE: [u16; 2] = [1, 772];
 const HEADERLESS: [u16; 2] = [519, 65534];
 
@@ -72,7 +72,8 @@ impl PacketTap {
     /// When the process lacks CAP_NET_RAW, or there is no such interface.
     pub fn open(ifindex: Option<u32>) -> io::Result<PacketTap> {
         let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-        // With protocol 0 nothing arrives before the filter is attached. SAFETY: no pointers are passed.
+        // With protocol 0 nothing arrives before the filter is attached. SAFETY: no pointers are
+        // passed.
         let raw = unsafe { libc::socket(libc::AF_PACKET, kind, 0) };
         if raw < 0 {
             return Err(io::Error::last_os_error());
@@ -112,8 +113,8 @@ impl PacketTap {
         self.counters
     }
 
-    /// Passes a bounded number of waiting packets to `sink`: the time since 1970 when each was seen, and
-    /// its bytes from the IP header on. Returns how many packets the kernel delivered.
+    /// Passes a bounded number of waiting packets to `sink`: the time since 1970 when each was
+    /// seen, and its bytes from the IP header on. Returns how many packets the kernel delivered.
     ///
     /// # Errors
     /// When the interface disappeared.
@@ -184,7 +185,8 @@ fn arrival(fd: &OwnedFd, buffer: &mut [u8]) -> io::Result<Option<Arrival>> {
     header.msg_iovlen = 1;
     header.msg_control = control.as_mut_ptr();
     header.msg_controllen = Control::BYTES as _;
-    // SAFETY: every pointer in `header` leads to memory of the stated length that outlives the call.
+    // SAFETY: every pointer in `header` leads to memory of the stated length that outlives the
+    // call.
     let rc = unsafe { libc::recvmsg(fd.as_raw_fd(), &raw mut header, libc::MSG_DONTWAIT) };
     let Ok(len) = usize::try_from(rc) else {
         let error = io::Error::last_os_error();

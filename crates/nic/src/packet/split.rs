@@ -1,9 +1,9 @@
 //! From the kernel's packets to those on the wire.
 //!
-//! A segmented send keeps one IP and one UDP header for all its segments; the n-th packet on the wire has
-//! the identification of the header plus n. Packets joined by receive offload have either consecutive
-//! identifications or the same one (senders that set "don't fragment" may use it): the ICRC shows which.
-//! Lengths and checksums are those that a device fills in.
+//! A segmented send keeps one IP and one UDP header for all its segments; the n-th packet on the
+//! wire has the identification of the header plus n. Packets joined by receive offload have either
+//! consecutive identifications or the same one (senders that set "don't fragment" may use it): the
+//! ICRC shows which. Lengths and checksums are those that a device fills in.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -131,7 +131,8 @@ impl<'a> Datagram<'a> {
 /// # Safety
 /// `msg_control` must point to `msg_controllen` bytes as a receive call left them.
 pub(super) unsafe fn timestamp(header: &libc::msghdr) -> Time {
-    // SAFETY: by the contract the control bytes are readable, and their lengths are the kernel's own.
+    // SAFETY: by the contract the control bytes are readable, and their lengths are the kernel's
+    // own.
     unsafe {
         let mut next = libc::CMSG_FIRSTHDR(header);
         while let Some(message) = next.as_ref() {

@@ -26,12 +26,13 @@ pub struct RateTable {
 }
 
 impl RateTable {
-    /// Opens the folder's files, and makes what is missing: readable by everyone, `buckets` writable by
-    /// the owner and the folder's group, and `lock` for the owner alone. Files of another form are
-    /// replaced.
+    /// Opens the folder's files, and makes what is missing: readable by everyone, `buckets`
+    /// writable by the owner and the folder's group, and `lock` for the owner alone. Files of
+    /// another form are replaced.
     ///
     /// # Errors
-    /// When the folder cannot be written; [`io::ErrorKind::WouldBlock`] if another process keeps it.
+    /// When the folder cannot be written; [`io::ErrorKind::WouldBlock`] if another process keeps
+    /// it.
     pub fn open(folder: &Path) -> io::Result<RateTable> {
         make_shared_folder(folder)?;
         let lock = local_files::lock(&folder.join("lock")).map_err(|error| match error {
@@ -48,15 +49,16 @@ impl RateTable {
         Ok(table)
     }
 
-    /// Sets all rate limits by DSCP; DSCPs that are not named have none. Values above 63 are ignored.
+    /// Sets all rate limits by DSCP; DSCPs that are not named have none. Values above 63 are
+    /// ignored.
     pub fn set(&self, limits: impl IntoIterator<Item = (u8, RateLimit)>) {
         for (dscp, limit) in by_dscp(limits).into_iter().enumerate() {
             self.rates.get().set_limit(dscp, limit.unwrap_or_default());
         }
     }
 
-    /// Sets all gates by DSCP; DSCPs that are not named have none. Those that stay as they are stay in
-    /// force meanwhile. Values above 63, and periods of 0, are ignored.
+    /// Sets all gates by DSCP; DSCPs that are not named have none. Those that stay as they are stay
+    /// in force meanwhile. Values above 63, and periods of 0, are ignored.
     pub fn set_gates(&self, gates: impl IntoIterator<Item = (u8, TransmissionGate)>) {
         let wanted = by_dscp(gates.into_iter().filter(|(_, gate)| gate.period_ns > 0));
         for (dscp, gate) in wanted.into_iter().enumerate() {
@@ -64,8 +66,8 @@ impl RateTable {
         }
     }
 
-    /// Reads both clocks, and has gates follow Unix time from now on. To be called once a second or so:
-    /// it may be set.
+    /// Reads both clocks, and has gates follow Unix time from now on. To be called once a second or
+    /// so: it may be set.
     pub fn follow_clock(&self) {
         self.set_unix_offset(clock::unix_offset_ns());
         self.rates.get().set_followed(clock::now());
@@ -90,14 +92,14 @@ impl RateTable {
         self.rates.get().gate(code_point(dscp)?)
     }
 
-    /// How exchanges of a DSCP with a gate have begun, as far as processes with the right to write the
-    /// buckets took part; none where the file was truncated.
+    /// How exchanges of a DSCP with a gate have begun, as far as processes with the right to write
+    /// the buckets took part; none where the file was truncated.
     pub fn exchanges(&self, dscp: u8) -> Exchanges {
         self.bucket(dscp).map_or_else(Exchanges::default, |bucket| bucket.exchanges.counted())
     }
 
-    /// Bytes that processes with the right to write the buckets have sent with a DSCP since the file was
-    /// made, Ethernet headers included; 0 where the file was truncated.
+    /// Bytes that processes with the right to write the buckets have sent with a DSCP since the
+    /// file was made, Ethernet headers included; 0 where the file was truncated.
     pub fn sent_bytes(&self, dscp: u8) -> u64 {
         self.bucket(dscp).map_or(0, |bucket| bucket.bytes.get())
     }

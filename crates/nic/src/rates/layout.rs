@@ -15,7 +15,8 @@ pub(super) const FILE_BYTES: u64 = 4096;
 /// First word of `rates`.
 pub(super) const MAGIC: u64 = u64::from_ne_bytes(*b"dqpaces2");
 
-/// A word that processes share. Words do not depend on each other: each is believed or not by itself.
+/// A word that processes share. Words do not depend on each other: each is believed or not by
+/// itself.
 #[derive(Debug, Default)]
 #[repr(transparent)]
 pub(super) struct SharedWord(AtomicU64);

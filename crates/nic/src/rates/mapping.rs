@@ -23,8 +23,8 @@ impl<T> Mapped<T> {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "a file of another size"));
         }
         let (at, flags) = (std::ptr::null_mut(), MapFlags::SHARED);
-        // SAFETY: a new mapping. Those who may write the file are trusted not to cut it, as the text of
-        // the module above says.
+        // SAFETY: a new mapping. Those who may write the file are trusted not to cut it, as the
+        // text of the module above says.
         let at = unsafe { mmap(at, size_of::<T>(), access, flags, file.as_fd(), 0)? };
         let mapped = Mapped(NonNull::new(at.cast()).ok_or(io::ErrorKind::OutOfMemory)?);
         // SAFETY: the mapping just made. A forked child has no use for it.
@@ -33,8 +33,8 @@ impl<T> Mapped<T> {
     }
 
     pub(super) fn get(&self) -> &T {
-        // SAFETY: a page is mapped at the pointer until this is dropped, and is as large and aligned as
-        // `T`, of which any bytes are a valid value: it has atomics only.
+        // SAFETY: a page is mapped at the pointer until this is dropped, and is as large and
+        // aligned as `T`, of which any bytes are a valid value: it has atomics only.
         unsafe { self.0.as_ref() }
     }
 }

@@ -1,9 +1,10 @@
-//! What each job of this machine may send and when, as its agent says: a rate limit and a transmission
-//! gate for each DSCP, kept by all processes together.
+//! What each job of this machine may send and when, as its agent says: a rate limit and a
+//! transmission gate for each DSCP, kept by all processes together.
 //!
-//! The queues of a port divide what its machine sends, but not what takes another way (AF_XDP), and what
-//! waits in them has left its sender already. So the wires of this crate hold packets back themselves.
-//! By which rules is in [`roce::shaping`]; here is what the processes of a machine share for them.
+//! The queues of a port divide what its machine sends, but not what takes another way (AF_XDP), and
+//! what waits in them has left its sender already. So the wires of this crate hold packets back
+//! themselves. By which rules is in [`roce::shaping`]; here is what the processes of a machine
+//! share for them.
 //!
 //! | module | what it holds |
 //! |---|---|
@@ -22,14 +23,14 @@
 //!
 //! A process that is killed leaves nothing behind but the words that it has written.
 //!
-//! Who may write `buckets` can slow its machine's other jobs down, or end their processes by truncating
-//! the file, so only the owner and the group of the folder may. The agent reads it without mapping it,
-//! and replaces one that was truncated. A process that may not has buckets of its own: what it sends is
-//! not part of a sum, and the agent does not see how long its exchanges wait, so the process ignores its
-//! gate while that is too long.
+//! Who may write `buckets` can slow its machine's other jobs down, or end their processes by
+//! truncating the file, so only the owner and the group of the folder may. The agent reads it
+//! without mapping it, and replaces one that was truncated. A process that may not has buckets of
+//! its own: what it sends is not part of a sum, and the agent does not see how long its exchanges
+//! wait, so the process ignores its gate while that is too long.
 //!
-//! Without the folder nothing is limited. Wires look for it, and for another one in its place, every
-//! [`LOOK_EVERY`] while they are in use; what changes in it holds from the next packet on.
+//! Without the folder nothing is limited. Wires look for it, and for another one in its place,
+//! every [`LOOK_EVERY`] while they are in use; what changes in it holds from the next packet on.
 
 mod agent;
 mod files;

@@ -78,8 +78,9 @@ impl RateLimits {
         self.shaper.sent(table, now, counted);
     }
 
-    /// Whether there are gates, so that [`RateLimits::received`] has to be told what arrives. Looks for
-    /// the folder, too: a gate that is found only when the acknowledgement is due would hold it back.
+    /// Whether there are gates, so that [`RateLimits::received`] has to be told what arrives. Looks
+    /// for the folder, too: a gate that is found only when the acknowledgement is due would hold it
+    /// back.
     #[inline]
     pub(crate) fn watches(&mut self, now: Time) -> bool {
         if now >= self.look_at {
@@ -95,14 +96,15 @@ impl RateLimits {
         }
     }
 
-    /// What was admitted and not sent is not any more. Whoever waited until now asks again, or is gone.
+    /// What was admitted and not sent is not any more. Whoever waited until now asks again, or is
+    /// gone.
     #[inline]
     pub(crate) fn lapse(&mut self, now: Time) {
         self.shaper.lapse(now);
     }
 
-    /// Whether packets on this path wait for their gate: a timer of their connection says nothing about
-    /// the peer.
+    /// Whether packets on this path wait for their gate: a timer of their connection says nothing
+    /// about the peer.
     pub(crate) fn holds_back(&self, path: &Path) -> bool {
         let flow = (path.dscp, path.remote.ip());
         self.table.as_ref().is_some_and(|table| self.shaper.holds_back(table, clock::now(), flow))

@@ -5,9 +5,11 @@ use crate::udp::{TxCounters, Unparsable};
 /// Everything a [`RoceV1Wire`](super::RoceV1Wire) counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RoceV1Counters {
-    /// Sending side. Bytes are those of whole frames; `dropped.family` counts packets to other IP versions.
+    /// Sending side. Bytes are those of whole frames; `dropped.family` counts packets to other IP
+    /// versions.
     pub tx: TxCounters,
-    /// Packets not sent because the kernel knows no Ethernet address of the peer, or the peer is not on this link.
+    /// Packets not sent because the kernel knows no Ethernet address of the peer, or the peer is
+    /// not on this link.
     pub tx_unresolved: u64,
     /// Datagrams sent to make the kernel resolve an address or confirm one.
     pub probes: u64,
@@ -28,8 +30,8 @@ pub struct RxCounters {
     pub accepted: u64,
     /// Of those, packets with FECN set.
     pub fecn: u64,
-    /// Frames for another GID or Ethernet address, of a VLAN or a bridge above the interface, or from a GID that no sender
-    /// has.
+    /// Frames for another GID or Ethernet address, of a VLAN or a bridge above the interface, or
+    /// from a GID that no sender has.
     pub foreign: u64,
     /// Frames that the kernel cut, or in which the GRH or its length is wrong.
     pub malformed: u64,

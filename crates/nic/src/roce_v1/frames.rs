@@ -1,4 +1,5 @@
-//! Packets as RoCEv1 frames: written side by side for one system call, and opened as untrusted input.
+//! Packets as RoCEv1 frames: written side by side for one system call, and opened as untrusted
+//! input.
 
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU32;
@@ -50,7 +51,8 @@ impl Burst {
         self.frames.iter().map(|range| &self.buffer[range.clone()])
     }
 
-    /// Adds the frame of a packet to this neighbour. `false` if it has no BTH or is too long for a GRH.
+    /// Adds the frame of a packet to this neighbour. `false` if it has no BTH or is too long for a
+    /// GRH.
     pub(super) fn push(
         &mut self,
         ethernet: &Ethernet,
@@ -87,7 +89,8 @@ impl Burst {
     }
 }
 
-/// The GRH of a packet. Its traffic class has the DSCP and no ECN: no switch looks for IP's bits there.
+/// The GRH of a packet. Its traffic class has the DSCP and no ECN: no switch looks for IP's bits
+/// there.
 fn grh(local: IpAddr, tx: &TxFrame<'_>) -> Grh {
     let path = &tx.path;
     Grh {

@@ -1,16 +1,21 @@
 //! The RoCEv1 wire: packets with a GRH in Ethernet frames, through a packet socket.
 //!
-//! RoCEv1 has neither IP nor UDP (IBA annex A16): its frames pass switches, and no router. GIDs are the addresses of the
-//! interface, so that the kernel's neighbour table has the Ethernet address of a peer; [`RoceV1Wire::resolve`] waits for
-//! it before the first packet. While the wire runs, the table is queried once a second for each peer.
+//! RoCEv1 has neither IP nor UDP (IBA annex A16): its frames pass switches, and no router. GIDs are
+//! the addresses of the interface, so that the kernel's neighbour table has the Ethernet address of
+//! a peer; [`RoceV1Wire::resolve`] waits for it before the first packet. While the wire runs, the
+//! table is queried once a second for each peer.
 //!
-//! - It needs CAP_NET_RAW when it is opened, an address of an Ethernet interface, and a peer on the same link. Addresses
-//!   of this machine, loopback among them, have no Ethernet address and are refused.
-//! - A packet socket has no port: every RoCEv1 socket of an interface gets all its frames. Frames for other GIDs are
-//!   counted and dropped, and queue pair numbers tell processes with one GID apart.
-//! - Nothing is queued here. A packet that the kernel does not accept within [`SEND_WAIT`](crate::udp::SEND_WAIT), or
-//!   whose peer has no Ethernet address any more, is dropped and counted, as on any network.
-//! - Switches mark no RoCEv1 packet, since they look for ECN in IP headers. A packet with FECN in its BTH counts as marked.
+//! - It needs CAP_NET_RAW when it is opened, an address of an Ethernet interface, and a peer on the
+//!   same link. Addresses of this machine, loopback among them, have no Ethernet address and are
+//!   refused.
+//! - A packet socket has no port: every RoCEv1 socket of an interface gets all its frames. Frames
+//!   for other GIDs are counted and dropped, and queue pair numbers tell processes with one GID
+//!   apart.
+//! - Nothing is queued here. A packet that the kernel does not accept within
+//!   [`SEND_WAIT`](crate::udp::SEND_WAIT), or whose peer has no Ethernet address any more, is
+//!   dropped and counted, as on any network.
+//! - Switches mark no RoCEv1 packet, since they look for ECN in IP headers. A packet with FECN in
+//!   its BTH counts as marked.
 //! - All input is untrusted: rejected frames are counted by reason and never cause a panic (C7).
 //!
 //! Protocol decisions do not belong here.
@@ -45,10 +50,12 @@ use socket::{Arrival, MAX_FRAME, RECEIVE_FRAMES, SEND_FRAMES, Socket};
 
 pub use counters::{RoceV1Counters, RxCounters};
 
-/// How long [`RoceV1Wire::resolve`] needs at most for a peer that answers: the kernel asks three times, once a second.
+/// How long [`RoceV1Wire::resolve`] needs at most for a peer that answers: the kernel asks three
+/// times, once a second.
 pub const RESOLVE_LIMIT: Duration = Duration::from_millis(3_500);
 
-/// Pause between two looks at the neighbour table: an answer on a link takes less than a millisecond.
+/// Pause between two looks at the neighbour table: an answer on a link takes less than a
+/// millisecond.
 const LOOK_EVERY: std::time::Duration = std::time::Duration::from_millis(5);
 
 /// Receive calls per call of `receive`. Together they take as many frames as one turn sends.
@@ -209,7 +216,8 @@ impl RoceV1Wire {
         })
     }
 
-    /// Waits until the kernel knows the Ethernet address of a peer, at most `limit` ([`RESOLVE_LIMIT`] is enough).
+    /// Waits until the kernel knows the Ethernet address of a peer, at most `limit`
+    /// ([`RESOLVE_LIMIT`] is enough).
     ///
     /// # Errors
     /// When the peer is not on this link, or does not answer.
@@ -262,12 +270,14 @@ impl RoceV1Wire {
         &self.counters
     }
 
-    /// Frames lost because the receive buffer was full; `None` when the kernel does not report it. One system call.
+    /// Frames lost because the receive buffer was full; `None` when the kernel does not report it.
+    /// One system call.
     pub fn overrun(&self) -> Option<u32> {
         options::overrun(&self.socket.fd)
     }
 
-    /// The Ethernet address of a peer. Where the kernel does not know it, or wants to confirm it, a datagram makes it ask.
+    /// The Ethernet address of a peer. Where the kernel does not know it, or wants to confirm it, a
+    /// datagram makes it ask.
     fn hop(&mut self, now: Time, peer: IpAddr) -> Option<[u8; 6]> {
         let hop = self.neighbours.hop(now, peer);
         // Groups have no neighbour to ask.

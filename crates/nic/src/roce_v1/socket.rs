@@ -1,7 +1,8 @@
 //! The packet socket of one interface and one EtherType.
 //!
-//! It is bound to RoCEv1's EtherType, so the kernel hands it no other frame and none that this machine sends, and needs
-//! no filter for that. CAP_NET_RAW is needed to open it, not to use it: a process may drop its privileges afterwards.
+//! It is bound to RoCEv1's EtherType, so the kernel hands it no other frame and none that this
+//! machine sends, and needs no filter for that. CAP_NET_RAW is needed to open it, not to use it: a
+//! process may drop its privileges afterwards.
 
 use std::io;
 use std::mem::size_of;
@@ -17,7 +18,8 @@ pub(super) const SEND_FRAMES: usize = 64;
 /// Most frames that one system call receives.
 pub(super) const RECEIVE_FRAMES: usize = 32;
 
-/// Longest frame that is received: headers, and payload for the largest path MTU, with room for tags and trailers.
+/// Longest frame that is received: headers, and payload for the largest path MTU, with room for
+/// tags and trailers.
 pub(super) const MAX_FRAME: usize = 4352;
 
 /// A bound packet socket, and the room that frames are received into.
@@ -34,8 +36,8 @@ pub(super) struct Socket {
 /// A frame as the kernel delivered it.
 pub(super) struct Arrival<'a> {
     pub(super) bytes: &'a [u8],
-    /// Whether it was sent to the Ethernet address of this interface, and to nothing above it: the kernel hands frames of
-    /// VLANs and bridges to the sockets of the interface below, too.
+    /// Whether it was sent to the Ethernet address of this interface, and to nothing above it: the
+    /// kernel hands frames of VLANs and bridges to the sockets of the interface below, too.
     pub(super) is_for_us: bool,
     /// Whether the kernel kept only its beginning.
     pub(super) is_cut: bool,
@@ -60,7 +62,8 @@ impl Socket {
         Ok(Socket { fd, ifindex, send_buffer_bytes, receive_buffer_bytes, room })
     }
 
-    /// Sends the first of these frames, at most [`SEND_FRAMES`], and returns how many the kernel took.
+    /// Sends the first of these frames, at most [`SEND_FRAMES`], and returns how many the kernel
+    /// took.
     pub(super) fn send<'f>(&self, frames: impl Iterator<Item = &'f [u8]>) -> Result<usize, i32> {
         let mut pieces = [EMPTY_PIECE; SEND_FRAMES];
         let mut count = 0;
@@ -72,13 +75,15 @@ impl Socket {
         }
         let mut messages = messages(&mut pieces);
         let flags = (libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) as _;
-        // SAFETY: each of the `count` messages has one piece, which is a frame that lives through the call.
+        // SAFETY: each of the `count` messages has one piece, which is a frame that lives through
+        // the call.
         let rc =
             unsafe { libc::sendmmsg(self.fd.as_raw_fd(), messages.as_mut_ptr(), count, flags) };
         usize::try_from(rc).map_err(|_| errno())
     }
 
-    /// Makes one receive call, passes what arrived to `take`, and returns how many frames there were.
+    /// Makes one receive call, passes what arrived to `take`, and returns how many frames there
+    /// were.
     pub(super) fn receive(&mut self, mut take: impl FnMut(Arrival<'_>)) -> Result<usize, i32> {
         let mut pieces = [EMPTY_PIECE; RECEIVE_FRAMES];
         for (piece, frame) in pieces.iter_mut().zip(self.room.chunks_exact_mut(MAX_FRAME)) {
@@ -92,7 +97,8 @@ impl Socket {
             message.msg_hdr.msg_name = (&raw mut *name).cast();
             message.msg_hdr.msg_namelen = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
         }
-        // SAFETY: every message has a name and one buffer, which live through the call and belong to nobody else.
+        // SAFETY: every message has a name and one buffer, which live through the call and belong
+        // to nobody else.
         let rc = unsafe {
             libc::recvmmsg(
                 self.fd.as_raw_fd(),

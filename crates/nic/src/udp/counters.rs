@@ -149,7 +149,8 @@ impl Unparsable {
 }
 
 impl UdpCounters {
-    /// Every counter with its name, but for those of shared ports, which their owner reports itself.
+    /// Every counter with its name, but for those of shared ports, which their owner reports
+    /// itself.
     pub fn named(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
         let UdpCounters { tx, rx, sharing: _ } = self;
         let TxCounters { packets, bytes, gso_batches, syscalls, waits, dropped } = *tx;

@@ -1,7 +1,7 @@
 //! The C side of a datagram: control messages as the kernel lays them out.
 //!
-//! Nothing here does I/O. Code that reads memory filled by the kernel checks the lengths that the kernel
-//! reported.
+//! Nothing here does I/O. Code that reads memory filled by the kernel checks the lengths that the
+//! kernel reported.
 
 use std::ffi::c_int;
 
@@ -26,7 +26,8 @@ impl Control {
         self.bytes.as_mut_ptr().cast()
     }
 
-    /// Writes `mark` and `hop_limit` (level, type, value) and the segment size, and returns their length.
+    /// Writes `mark` and `hop_limit` (level, type, value) and the segment size, and returns their
+    /// length.
     pub(crate) fn encode(
         &mut self,
         mark: Integer,
@@ -56,8 +57,8 @@ impl Control {
         let place = &mut self.bytes[at..at + space];
         place.fill(0);
         let header = place.as_mut_ptr().cast::<libc::cmsghdr>();
-        // SAFETY: `place` holds a header and the data (CMSG_SPACE), and is aligned for a header: the
-        // buffer is 8-aligned and every message before took a multiple of that (CMSG_SPACE).
+        // SAFETY: `place` holds a header and the data (CMSG_SPACE), and is aligned for a header:
+        // the buffer is 8-aligned and every message before took a multiple of that (CMSG_SPACE).
         unsafe {
             (*header).cmsg_len = len as _;
             (*header).cmsg_level = level;
@@ -86,8 +87,8 @@ impl Arrival {
     /// `msg_control` must point to `msg_controllen` bytes as a receive call left them.
     pub(crate) unsafe fn decode(header: &libc::msghdr) -> Arrival {
         let mut arrival = Arrival::default();
-        // SAFETY: by this function's contract the buffer is readable for `msg_controllen` bytes, which
-        // bounds every header that the two macros return.
+        // SAFETY: by this function's contract the buffer is readable for `msg_controllen` bytes,
+        // which bounds every header that the two macros return.
         unsafe {
             let mut next = libc::CMSG_FIRSTHDR(header);
             while let Some(message) = next.as_ref() {
@@ -120,8 +121,8 @@ impl Arrival {
 /// `message` must be followed by as many bytes as its length says.
 #[allow(clippy::unnecessary_cast, reason = "the length's type differs between C libraries")]
 unsafe fn data_of(message: &libc::cmsghdr) -> &[u8] {
-    // SAFETY: CMSG_LEN is arithmetic; the data starts behind the header and, by the contract, has the
-    // length that the header states.
+    // SAFETY: CMSG_LEN is arithmetic; the data starts behind the header and, by the contract, has
+    // the length that the header states.
     unsafe {
         let len = (message.cmsg_len as usize).saturating_sub(libc::CMSG_LEN(0) as usize);
         std::slice::from_raw_parts(libc::CMSG_DATA(message), len)

@@ -1,16 +1,17 @@
 //! The UDP wire: RoCEv2 packets through an ordinary socket, without privilege.
 //!
-//! A call to `send` turns runs of equal-length packets for one destination into single segmented sends
-//! (UDP_SEGMENT); a call to `receive` splits what the kernel has joined (UDP_GRO). Both make one system
-//! call for many packets, which lets a socket carry tens of gigabits a second.
+//! A call to `send` turns runs of equal-length packets for one destination into single segmented
+//! sends (UDP_SEGMENT); a call to `receive` splits what the kernel has joined (UDP_GRO). Both make
+//! one system call for many packets, which lets a socket carry tens of gigabits a second.
 //!
 //! - The wire owns IP, UDP and the ICRC. It computes the ICRC with the addresses, ports and
-//!   identification that the kernel will send, and verifies it with those it can see. A socket does not
-//!   show the IPv4 identification of a received packet: the wire expects the packet's place in the
-//!   joined buffer, and otherwise solves for the identification ([`roce::wire::icrc::solve_id`]).
+//!   identification that the kernel will send, and verifies it with those it can see. A socket does
+//!   not show the IPv4 identification of a received packet: the wire expects the packet's place in
+//!   the joined buffer, and otherwise solves for the identification
+//!   ([`roce::wire::icrc::solve_id`]).
 //! - The local address must be a specific one, because the ICRC covers it.
-//! - Nothing is queued here. A packet that the kernel does not accept within [`SEND_WAIT`] is dropped
-//!   and counted, as on any network.
+//! - Nothing is queued here. A packet that the kernel does not accept within [`SEND_WAIT`] is
+//!   dropped and counted, as on any network.
 //! - All input is untrusted: rejected packets are counted by reason and never cause a panic (C7).
 //! - On kernels or devices that refuse segmentation it is disabled for good, with a reason.
 
@@ -57,10 +58,10 @@ pub enum IcrcCheck {
     /// Drop packets whose ICRC is wrong.
     #[default]
     Verify,
-    /// As [`IcrcCheck::Verify`], with all 32 bits over IPv4 too. A socket's packets are accepted only
-    /// with an identification that this wire itself sends, others only where the identification is
-    /// visible. [`UdpWire`]s, which cannot see it, then accept only their own kind; devices use a packet
-    /// socket ([`crate::device::DeviceConfig::check`]).
+    /// As [`IcrcCheck::Verify`], with all 32 bits over IPv4 too. A socket's packets are accepted
+    /// only with an identification that this wire itself sends, others only where the
+    /// identification is visible. [`UdpWire`]s, which cannot see it, then accept only their own
+    /// kind; devices use a packet socket ([`crate::device::DeviceConfig::check`]).
     Strict,
     /// Accept all packets: only for finding out why a peer's packets are rejected.
     Off,
@@ -85,8 +86,8 @@ pub struct UdpConfig {
     pub local: SocketAddr,
     /// How ICRCs are checked.
     pub check: IcrcCheck,
-    /// Socket buffer to request in each direction, in bytes as the kernel accounts them. The kernel may
-    /// grant less: see [`UdpWire::socket_buffer_bytes`].
+    /// Socket buffer to request in each direction, in bytes as the kernel accounts them. The kernel
+    /// may grant less: see [`UdpWire::socket_buffer_bytes`].
     pub socket_buffer_bytes: u32,
     /// Use segmented sends where the kernel has them.
     pub gso: bool,
@@ -217,7 +218,8 @@ impl UdpWire {
         self.capture = capture;
     }
 
-    /// Keeps the rate limits and gates in this folder from now on, instead of those that the environment names.
+    /// Keeps the rate limits and gates in this folder from now on, instead of those that the
+    /// environment names.
     pub fn keep_rate_limits(&mut self, folder: Option<PathBuf>) {
         self.limits = RateLimits::of(folder);
     }
@@ -250,8 +252,8 @@ impl UdpWire {
         self.socket.local
     }
 
-    /// Wakes whoever sleeps on the socket at this address, if its buffer has room; otherwise it has something to wake
-    /// up for.
+    /// Wakes whoever sleeps on the socket at this address, if its buffer has room; otherwise it has
+    /// something to wake up for.
     pub fn wake(&self, remote: SocketAddr) {
         let _ = sendto(&self.socket.fd, &WAKE_UP, SendFlags::DONTWAIT, &remote);
     }
@@ -266,9 +268,9 @@ impl UdpWire {
         &self.counters
     }
 
-    /// Datagrams, or runs of them joined by the kernel, lost because the receive buffer was full: this
-    /// side is too slow, or the sender's window exceeds the buffer. `None` when the kernel does not
-    /// report it. One system call.
+    /// Datagrams, or runs of them joined by the kernel, lost because the receive buffer was full:
+    /// this side is too slow, or the sender's window exceeds the buffer. `None` when the kernel
+    /// does not report it. One system call.
     pub fn overrun(&self) -> Option<u32> {
         socket::overrun(&self.socket.fd)
     }
@@ -387,9 +389,8 @@ impl Wire for UdpWire {
         self.limits.next_wakeup()
     }
 
-    /// Not checked: users with a port of their own re-establish lost connections themselves (streams
-    /// do).
-    /// By a gate of this side: receive buffers are not queried.
+    /// Not checked: users with a port of their own re-establish lost connections themselves
+    /// (streams do). By a gate of this side: receive buffers are not queried.
     fn is_stalled(&mut self, path: &Path, _dest: Qpn) -> bool {
         self.limits.holds_back(path)
     }

@@ -28,9 +28,9 @@ const ROUNDS: usize = 8;
 /// Longest that the kernel delivers, joined or not.
 const BUFFER_BYTES: usize = 64 << 10;
 
-/// The kernel copies with `rep movsb`, which is several times slower when the destination is 1 to 63
-/// bytes behind the source modulo 4096. Socket buffers mostly start on a page, and large blocks of the
-/// allocator 16 bytes behind one: the bad case. Page alignment avoids it.
+/// The kernel copies with `rep movsb`, which is several times slower when the destination is 1 to
+/// 63 bytes behind the source modulo 4096. Socket buffers mostly start on a page, and large blocks
+/// of the allocator 16 bytes behind one: the bad case. Page alignment avoids it.
 const BUFFER_ALIGN: usize = 4096;
 
 /// Identifications of a segmented send of this kind of machine: as many as its segments
@@ -144,7 +144,8 @@ impl Receiver {
         let source = self.names[i].decode(header.msg_namelen)?;
         let len = (message.msg_len as usize).min(BUFFER_BYTES);
         let start = self.first + i * BUFFER_BYTES;
-        // SAFETY: the control pointer leads to this receiver's control bytes, as the call left them.
+        // SAFETY: the control pointer leads to this receiver's control bytes, as the call left
+        // them.
         let arrival = unsafe { Arrival::decode(header) };
         Some(Run { source, arrival, bytes: &self.bytes[start..start + len] })
     }
@@ -323,8 +324,8 @@ fn ecn_of(tos: u8) -> Ecn {
 }
 
 fn receive_messages(fd: &OwnedFd, messages: &mut [libc::mmsghdr]) -> Result<usize, i32> {
-    // SAFETY: every message points to a name, control bytes and one buffer that live in the receiver,
-    // which is held uniquely for the time of the call.
+    // SAFETY: every message points to a name, control bytes and one buffer that live in the
+    // receiver, which is held uniquely for the time of the call.
     let rc = unsafe {
         let len = messages.len() as u32;
         let flags = libc::MSG_DONTWAIT as _;

@@ -1,9 +1,10 @@
 //! The largest packet on the path to a peer.
 //!
-//! RoCE packets are never fragmented (the don't-fragment flag is set), so the path MTU of a queue pair
-//! must fit the outgoing link and the operator's setting for the route (`ip route add … mtu N`). What
-//! the kernel has learnt from ICMP is ignored, here as by the sockets, because anyone can forge it.
-//! `IP_MTU` returns the minimum of the three, so the routing table is queried directly (rtnetlink(7)).
+//! RoCE packets are never fragmented (the don't-fragment flag is set), so the path MTU of a queue
+//! pair must fit the outgoing link and the operator's setting for the route
+//! (`ip route add … mtu N`). What the kernel has learnt from ICMP is ignored, here as by the
+//! sockets, because anyone can forge it. `IP_MTU` returns the minimum of the three, so the routing
+//! table is queried directly (rtnetlink(7)).
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};

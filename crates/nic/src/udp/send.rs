@@ -1,12 +1,13 @@
 //! Sending: frames to groups, groups to segmented sends, many of them in one system call.
 //!
-//! A group is a run of frames with one path and one length (the last may be shorter). The kernel splits it
-//! into datagrams and numbers them 0, 1, 2 … in the IPv4 identification field, so the ICRC of a frame is
-//! computed with its place in the group.
+//! A group is a run of frames with one path and one length (the last may be shorter). The kernel
+//! splits it into datagrams and numbers them 0, 1, 2 … in the IPv4 identification field, so the
+//! ICRC of a frame is computed with its place in the group.
 //!
-//! Frames are copied side by side into a staging buffer first. Programs may write the memory that they
-//! send from at any moment; the ICRC and the bytes sent are those of one copy. The buffer stays in the
-//! processor's cache, so the copy costs little where the payload has to be read for the ICRC anyway.
+//! Frames are copied side by side into a staging buffer first. Programs may write the memory that
+//! they send from at any moment; the ICRC and the bytes sent are those of one copy. The buffer
+//! stays in the processor's cache, so the copy costs little where the payload has to be read for
+//! the ICRC anyway.
 
 use std::ffi::c_int;
 use std::fmt;
@@ -32,7 +33,8 @@ const MAX_SEGMENTS: usize = 64;
 /// Most UDP payload bytes in one send over IPv4; IPv6 allows a few more, which gain nothing.
 const MAX_SEND_BYTES: usize = 65_507;
 
-/// Bytes staged for one system call: a quarter of a small level-2 cache. A single group may exceed it.
+/// Bytes staged for one system call: a quarter of a small level-2 cache. A single group may exceed
+/// it.
 const STAGING_BYTES: usize = 128 << 10;
 
 /// The default time to live of sockets (RFC 1700's default, and Linux's).
@@ -90,8 +92,8 @@ pub(crate) struct Sender {
     why_no_gso: Option<String>,
 }
 
-// SAFETY: the raw pointers in `pieces` and `messages` are written and used within one call that holds
-// the sender uniquely; whatever they are when it moves to another thread is never followed.
+// SAFETY: the raw pointers in `pieces` and `messages` are written and used within one call that
+// holds the sender uniquely; whatever they are when it moves to another thread is never followed.
 unsafe impl Send for Sender {}
 
 impl Sender {
@@ -144,7 +146,8 @@ impl Sender {
         }
     }
 
-    /// Sends frames one by one; whether the kernel accepted the first, which is as long as any other.
+    /// Sends frames one by one; whether the kernel accepted the first, which is as long as any
+    /// other.
     fn send_singly<R: Route>(
         &mut self,
         route: &R,
@@ -183,8 +186,8 @@ impl Sender {
         }
     }
 
-    /// Stages as many of `frames` as one system call takes, fills the kernel's structures for them, and
-    /// returns how many they are.
+    /// Stages as many of `frames` as one system call takes, fills the kernel's structures for them,
+    /// and returns how many they are.
     fn prepare<R: Route>(
         &mut self,
         route: &R,
@@ -296,7 +299,8 @@ impl fmt::Debug for Sender {
     }
 }
 
-/// Splits `frames` into groups of at most `segments` frames, as far as the staging buffer holds them.
+/// Splits `frames` into groups of at most `segments` frames, as far as the staging buffer holds
+/// them.
 pub(super) fn plan<R: Route>(
     route: &R,
     frames: &[TxFrame<'_>],
@@ -365,8 +369,8 @@ fn traffic_class(path: &Path) -> Integer {
     }
 }
 
-/// The control message for an unusual time to live. Zero means the usual one: no packet leaves a machine
-/// with it, and Linux refuses it over IPv4.
+/// The control message for an unusual time to live. Zero means the usual one: no packet leaves a
+/// machine with it, and Linux refuses it over IPv4.
 fn hop_limit(path: &Path) -> Option<Integer> {
     if matches!(path.hop_limit, 0 | USUAL_HOP_LIMIT) {
         return None;
@@ -380,8 +384,8 @@ fn hop_limit(path: &Path) -> Option<Integer> {
 
 fn send_messages(fd: &OwnedFd, messages: &mut [libc::mmsghdr]) -> Result<usize, i32> {
     let flags = (libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) as _;
-    // SAFETY: every message points to a name, control bytes and one piece of the staging buffer, which all
-    // live in the sender and do not change until this returns.
+    // SAFETY: every message points to a name, control bytes and one piece of the staging buffer,
+    // which all live in the sender and do not change until this returns.
     let rc = unsafe {
         let len = messages.len() as u32;
         libc::sendmmsg(fd.as_raw_fd(), messages.as_mut_ptr(), len, flags)
@@ -389,8 +393,8 @@ fn send_messages(fd: &OwnedFd, messages: &mut [libc::mmsghdr]) -> Result<usize, 
     usize::try_from(rc).map_err(|_| io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
 }
 
-/// EINVAL: no UDP_SEGMENT, or on older kernels a segment longer than the MTU. EIO: the device cannot
-/// compute UDP checksums. EMSGSIZE: a segment longer than the MTU.
+/// EINVAL: no UDP_SEGMENT, or on older kernels a segment longer than the MTU. EIO: the device
+/// cannot compute UDP checksums. EMSGSIZE: a segment longer than the MTU.
 fn is_about_segmentation(errno: i32) -> bool {
     matches!(errno, libc::EINVAL | libc::EIO | libc::EMSGSIZE | libc::EOPNOTSUPP)
 }
@@ -431,7 +435,8 @@ impl SendDeadline {
         SendDeadline { deadline: None }
     }
 
-    /// Waits for room after this error; false when the time is used up. Reads no clock until the first wait.
+    /// Waits for room after this error; false when the time is used up. Reads no clock until the
+    /// first wait.
     pub(crate) fn wait(&mut self, fd: &OwnedFd, errno: i32, waits: &mut u64) -> bool {
         let now = clock::now();
         let deadline = *self.deadline.get_or_insert(now + SEND_WAIT);
@@ -441,8 +446,8 @@ impl SendDeadline {
         }
         *waits += 1;
         let mut polled = [PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::OUT)];
-        // Whatever ends the poll, the next send shows whether there is room. Where the device's queue is full, the socket
-        // itself takes more, and would be asked again at once.
+        // Whatever ends the poll, the next send shows whether there is room. Where the device's
+        // queue is full, the socket itself takes more, and would be asked again at once.
         let _ = match errno {
             libc::ENOBUFS => poll(&mut [], Some(&timespec(left.min(DEVICE_PAUSE)))),
             _ => poll(&mut polled, Some(&timespec(left))),

@@ -1,11 +1,12 @@
-//! The socket of a UDP wire: the options it requires, those it prefers, and what the kernel granted.
+//! The socket of a UDP wire: the options it requires, those it prefers, and what the kernel
+//! granted.
 //!
 //! The socket is unconnected, with path-MTU discovery in probe mode. Linux then sends IPv4
-//! identification 0 (and 0, 1, 2 … within one segmented send) with DF set, which the sender must know
-//! because the ICRC covers both, and packets may be as long as the link carries. What ICMP reports of
-//! the path is ignored, because anyone can forge it: one message would stop all long packets to a peer
-//! for ten minutes. IPv6 has no identification, but RDMA devices send UDP checksum 0 over it, which a
-//! socket refuses unless told otherwise.
+//! identification 0 (and 0, 1, 2 … within one segmented send) with DF set, which the sender must
+//! know because the ICRC covers both, and packets may be as long as the link carries. What ICMP
+//! reports of the path is ignored, because anyone can forge it: one message would stop all long
+//! packets to a peer for ten minutes. IPv6 has no identification, but RDMA devices send UDP
+//! checksum 0 over it, which a socket refuses unless told otherwise.
 //!
 //! Nothing sets IP_RECVERR: an unconnected socket without it never reports an ICMP error.
 
@@ -152,12 +153,13 @@ pub(crate) fn enlarge(fd: &OwnedFd, option: &BufferOption, bytes: u32) -> u64 {
     get(fd, libc::SOL_SOCKET, option.plain).map_or(0, |value| value.max(0) as u64)
 }
 
-/// Index of the drop count among the values of SO_MEMINFO (`SK_MEMINFO_DROPS`), and how many there are.
+/// Index of the drop count among the values of SO_MEMINFO (`SK_MEMINFO_DROPS`), and how many there
+/// are.
 const DROPS: usize = 8;
 const MEMINFO_VALUES: usize = 9;
 
-/// Datagrams, or joined runs of them, that have not fitted the receive buffer so far; `None` when the
-/// kernel does not report it (before 4.12).
+/// Datagrams, or joined runs of them, that have not fitted the receive buffer so far; `None` when
+/// the kernel does not report it (before 4.12).
 pub(crate) fn overrun(fd: &OwnedFd) -> Option<u32> {
     let mut values = [0u32; MEMINFO_VALUES];
     let mut len = size_of_val(&values) as libc::socklen_t;

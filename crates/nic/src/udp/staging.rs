@@ -1,6 +1,7 @@
 //! Packets as they leave, side by side: where they get their payload and their ICRC.
 //!
-//! The bytes of the buffer are initialised once. A packet is written over older ones, and no byte is cleared before.
+//! The bytes of the buffer are initialised once. A packet is written over older ones, and no byte
+//! is cleared before.
 
 use std::net::SocketAddr;
 
@@ -33,7 +34,8 @@ impl Staging {
         &self.buffer[SEAL_BYTES..self.end]
     }
 
-    /// Adds a frame as it is sent: headers, payload, pad, and the ICRC for its place in a segmented send.
+    /// Adds a frame as it is sent: headers, payload, pad, and the ICRC for its place in a segmented
+    /// send.
     pub(crate) fn push(
         &mut self,
         local: SocketAddr,

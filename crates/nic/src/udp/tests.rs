@@ -255,8 +255,8 @@ fn both_offloads_can_be_turned_off() {
         *slot = Some((a.counters.tx.gso_batches, b.counters.rx.unexpected_ip_ids));
     }
     assert_eq!(plain, Some((0, 0)));
-    // Cut by the kernel into single datagrams, the packets keep the identifications 0 to 39 of their
-    // places in the send, of which the receiver can only expect the first.
+    // Cut by the kernel into single datagrams, the packets keep the identifications 0 to 39 of
+    // their places in the send, of which the receiver can only expect the first.
     assert_eq!(joined, Some((1, 39)));
 }
 

@@ -20,7 +20,8 @@ pub struct XdpCounters {
     pub tx_packets: u64,
     /// Packets sent through the UDP socket because they do not fit a frame.
     pub tx_long: u64,
-    /// The same because no Ethernet address of the next hop is confirmed, or it is on another interface.
+    /// The same because no Ethernet address of the next hop is confirmed, or it is on another
+    /// interface.
     pub tx_unresolved: u64,
     /// The same because all send frames were in use.
     pub tx_full: u64,

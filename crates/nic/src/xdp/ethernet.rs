@@ -10,7 +10,8 @@ use crate::udp::receive::origin;
 use crate::udp::send::{USUAL_HOP_LIMIT, traffic_class_byte};
 use crate::udp::staging::Staging;
 
-/// Writes a packet from `local` into `frame`, with `body` as scratch space. `macs` are destination and source.
+/// Writes a packet from `local` into `frame`, with `body` as scratch space. `macs` are destination
+/// and source.
 pub(super) fn build(
     tx: &TxFrame<'_>,
     memory: &dyn Memory,
@@ -37,7 +38,8 @@ fn ip_header(from: IpAddr, path: &Path) -> Option<Ip> {
     let ttl = if path.hop_limit == 0 { USUAL_HOP_LIMIT } else { path.hop_limit };
     let tos = traffic_class_byte(path);
     match (from, path.remote.ip()) {
-        // The identification of a datagram that is not to be fragmented, as the UDP wire expects it.
+        // The identification of a datagram that is not to be fragmented, as the UDP wire expects
+        // it.
         (IpAddr::V4(src), IpAddr::V4(dst)) => {
             Some(Ip::V4(Ipv4 { tos, id: 0, dont_fragment: true, ttl, src, dst }))
         }

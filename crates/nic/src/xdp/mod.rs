@@ -1,16 +1,18 @@
 //! The AF_XDP wire: small packets past the kernel's network stack, for latency.
 //!
-//! It is the [UDP wire](crate::udp) with a shorter way. Packets that fit a frame, to a destination whose Ethernet address
-//! the kernel knows, are written as whole Ethernet frames to an AF_XDP socket; an XDP program hands arriving datagrams
-//! for this address and port to the same socket. Everything else takes the UDP socket, in both directions: long
-//! packets, destinations not resolved yet or on another interface, fragments, VLAN tags, other receive queues, a full
-//! send ring. So a peer may use either wire, and nothing depends on the shorter way being open.
+//! It is the [UDP wire](crate::udp) with a shorter way. Packets that fit a frame, to a destination
+//! whose Ethernet address the kernel knows, are written as whole Ethernet frames to an AF_XDP
+//! socket; an XDP program hands arriving datagrams for this address and port to the same socket.
+//! Everything else takes the UDP socket, in both directions: long packets, destinations not
+//! resolved yet or on another interface, fragments, VLAN tags, other receive queues, a full send
+//! ring. So a peer may use either wire, and nothing depends on the shorter way being open.
 //!
 //! - It needs root (CAP_NET_RAW, CAP_NET_ADMIN, CAP_BPF). [`XdpWire::open`] says what is missing.
-//! - Received frames are checked like any input: addresses, port, lengths, IPv4 checksum, and the whole ICRC, since
-//!   the identification is visible. UDP checksums are not verified: over veth the kernel leaves them unfinished, and the
-//!   ICRC covers the same bytes.
-//! - One queue of the interface is used. Packets that arrive on others are received through the UDP socket.
+//! - Received frames are checked like any input: addresses, port, lengths, IPv4 checksum, and the
+//!   whole ICRC, since the identification is visible. UDP checksums are not verified: over veth the
+//!   kernel leaves them unfinished, and the ICRC covers the same bytes.
+//! - One queue of the interface is used. Packets that arrive on others are received through the UDP
+//!   socket.
 //!
 //! Protocol decisions do not belong here.
 
@@ -48,10 +50,12 @@ pub use frames::RawFrames;
 /// Frames that one call of `receive` takes at most: as many as the receive ring holds.
 const MOST_FRAMES: usize = 2048;
 
-/// The UDP socket is looked at in each of so many calls of `receive`: a system call costs as much as a packet.
+/// The UDP socket is looked at in each of so many calls of `receive`: a system call costs as much
+/// as a packet.
 const LOOKS: u32 = 16;
 
-/// Pause before frames that the kernel refused are tried again: about what a full device needs for its queue.
+/// Pause before frames that the kernel refused are tried again: about what a full device needs for
+/// its queue.
 const RETRY_AFTER: Duration = Duration::from_micros(20);
 
 /// How the program is attached.
@@ -162,8 +166,8 @@ impl XdpWire {
     /// Opens both sockets and attaches the program to the interface that has the address.
     ///
     /// # Errors
-    /// When the address or its port cannot be used, a privilege is missing, the kernel lacks AF_XDP, or another XDP
-    /// program is attached.
+    /// When the address or its port cannot be used, a privilege is missing, the kernel lacks
+    /// AF_XDP, or another XDP program is attached.
     pub fn open(config: &XdpConfig) -> Result<XdpWire, XdpError> {
         let local = config.udp.local;
         if local.port() != ROCE_PORT {
@@ -176,7 +180,8 @@ impl XdpWire {
             .ok_or(XdpError::NoInterface(local.ip()))?;
         let neighbours =
             Neighbours::new(interface.index, true).map_err(XdpError::of("querying neighbours"))?;
-        // First the program: until a socket is in its map it passes everything, and another's is noticed at once.
+        // First the program: until a socket is in its map it passes everything, and another's is
+        // noticed at once.
         let sockets = Sockets::new(config.queue.saturating_add(1))?;
         let modes = &config.modes;
         let attached = program::attach(interface.index, local, MAX_FRAME, &sockets, modes)?;
@@ -224,8 +229,8 @@ impl XdpWire {
         &self.udp
     }
 
-    /// Packets lost because this side was too slow to take them from the AF_XDP socket; `None` when the kernel does not
-    /// report it. One system call.
+    /// Packets lost because this side was too slow to take them from the AF_XDP socket; `None` when
+    /// the kernel does not report it. One system call.
     pub fn overrun(&self) -> Option<u64> {
         self.socket.overrun()
     }

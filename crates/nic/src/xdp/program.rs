@@ -1,12 +1,13 @@
 //! The XDP program, and its attachment to an interface.
 //!
-//! The program is a short list of instructions that is built here, so no compiler is needed. It redirects the UDP
-//! datagrams for one address and port to the socket of the queue that they arrived on, and passes everything else to the
-//! kernel: other addresses and ports, VLAN tags, IPv4 options, fragments, IPv6 extension headers, packets that do not fit
-//! a frame of the socket, and packets of queues without a socket.
+//! The program is a short list of instructions that is built here, so no compiler is needed. It
+//! redirects the UDP datagrams for one address and port to the socket of the queue that they
+//! arrived on, and passes everything else to the kernel: other addresses and ports, VLAN tags, IPv4
+//! options, fragments, IPv6 extension headers, packets that do not fit a frame of the socket, and
+//! packets of queues without a socket.
 //!
-//! It is attached by a BPF link. The link lives as long as its descriptor, so nothing stays attached when the process
-//! ends, even by `kill -9`. A program of somebody else is never replaced.
+//! It is attached by a BPF link. The link lives as long as its descriptor, so nothing stays
+//! attached when the process ends, even by `kill -9`. A program of somebody else is never replaced.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -30,7 +31,8 @@ const HAS_FRAGS: u32 = 1 << 5;
 const FLAGS_GENERIC: u32 = 1 << 1;
 const FLAGS_NATIVE: u32 = 1 << 2;
 
-/// Verdict of a program: the kernel goes on with the packet. Also the fallback of a redirect without a socket.
+/// Verdict of a program: the kernel goes on with the packet. Also the fallback of a redirect
+/// without a socket.
 const XDP_PASS: i32 = 2;
 
 /// `bpf_redirect_map`.
@@ -231,7 +233,8 @@ pub(super) struct Attached {
     pub(super) mode: Mode,
 }
 
-/// Attaches the program for `local` to the interface: natively if its driver can, else in the generic way.
+/// Attaches the program for `local` to the interface: natively if its driver can, else in the
+/// generic way.
 pub(super) fn attach(
     ifindex: u32,
     local: SocketAddr,
@@ -267,7 +270,8 @@ fn load(program: &[Insn]) -> Result<OwnedFd, XdpError> {
     let count = program.len() as u32;
     let name = [b"dquant_r", b"oce\0\0\0\0\0"].map(|half| wide(u64::from_ne_bytes(*half)));
     let [[n0, n1], [n2, n3]] = name;
-    // type, count, instructions, license, log (level, size, buffer), kernel version, flags, name, ifindex, attach type.
+    // type, count, instructions, license, log (level, size, buffer), kernel version, flags, name,
+    // ifindex, attach type.
     let mut attributes =
         [TYPE_XDP, count, i0, i1, l0, l1, 0, 0, 0, 0, 0, HAS_FRAGS, n0, n1, n2, n3, 0, ATTACH_XDP];
     // SAFETY: the instructions are readable for their count, and the license ends with a zero byte.

@@ -1,8 +1,9 @@
 //! The AF_XDP socket: its memory (UMEM) and the four rings shared with the kernel.
 //!
-//! The memory is cut into frames of [`CHUNK`] bytes, some to receive into and some to send from. Each frame belongs
-//! to one side at any time: a receive frame to the kernel from the fill ring to the receive ring, a send frame from the
-//! send ring to the completion ring. Nothing is allocated after the socket was opened.
+//! The memory is cut into frames of [`CHUNK`] bytes, some to receive into and some to send from.
+//! Each frame belongs to one side at any time: a receive frame to the kernel from the fill ring to
+//! the receive ring, a send frame from the send ring to the completion ring. Nothing is allocated
+//! after the socket was opened.
 //!
 //! What is in the frames does not belong here.
 
@@ -61,7 +62,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping was made with these bounds, and its owner hands out no reference that outlives it.
+        // SAFETY: the mapping was made with these bounds, and its owner hands out no reference that
+        // outlives it.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.bytes) };
     }
 }
@@ -89,8 +91,8 @@ impl<T: Copy> Ring<T> {
     }
 
     fn index(&self, offset: u64) -> &AtomicU32 {
-        // SAFETY: the kernel's offsets lie within the mapping, in front of the entries, and are aligned; both sides
-        // access the index atomically.
+        // SAFETY: the kernel's offsets lie within the mapping, in front of the entries, and are
+        // aligned; both sides access the index atomically.
         unsafe { self.map.base.add(offset as usize).cast::<AtomicU32>().as_ref() }
     }
 
@@ -120,13 +122,15 @@ impl<T: Copy> Ring<T> {
         self.index(self.offsets.producer).store(self.next, Ordering::Release);
     }
 
-    /// The next entry of a ring that the kernel writes. It keeps its place until [`release`](Ring::release).
+    /// The next entry of a ring that the kernel writes. It keeps its place until
+    /// [`release`](Ring::release).
     fn pop(&mut self) -> Option<T> {
         let produced = self.index(self.offsets.producer).load(Ordering::Acquire);
         if produced == self.next {
             return None;
         }
-        // SAFETY: entries before the producer index are written and not touched by the kernel until released.
+        // SAFETY: entries before the producer index are written and not touched by the kernel until
+        // released.
         let entry = unsafe { self.entry(self.next).read() };
         self.next = self.next.wrapping_add(1);
         Some(entry)
@@ -152,11 +156,13 @@ pub(super) struct Socket {
     has_refused: bool,
 }
 
-// SAFETY: the mappings belong to this value alone and move with it; only a unique holder writes them.
+// SAFETY: the mappings belong to this value alone and move with it; only a unique holder writes
+// them.
 unsafe impl Send for Socket {}
 
 impl Socket {
-    /// Opens a socket for one queue. Copy mode: frames are copied between the driver's memory and ours.
+    /// Opens a socket for one queue. Copy mode: frames are copied between the driver's memory and
+    /// ours.
     pub(super) fn open(ifindex: u32, queue: u32) -> Result<Socket, XdpError> {
         let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         // SAFETY: no pointers are passed.
@@ -207,7 +213,8 @@ impl Socket {
         let Some(addr) = self.free.pop() else {
             return false;
         };
-        // SAFETY: `addr` is a send frame that is ours, of CHUNK bytes within the memory, and `frame` is not in it.
+        // SAFETY: `addr` is a send frame that is ours, of CHUNK bytes within the memory, and
+        // `frame` is not in it.
         unsafe {
             let into = self.umem.base.add(addr as usize).as_ptr();
             into.copy_from_nonoverlapping(frame.as_ptr(), frame.len());
@@ -228,13 +235,15 @@ impl Socket {
             if self.send.pending() == 0 {
                 break;
             }
-            // In copy mode the packets leave within this call. SAFETY: nothing is passed but lengths of zero.
+            // In copy mode the packets leave within this call. SAFETY: nothing is passed but
+            // lengths of zero.
             let rc = unsafe {
                 let (none, flags) = (std::ptr::null(), libc::MSG_DONTWAIT);
                 libc::sendto(self.fd.as_raw_fd(), none, 0, flags, std::ptr::null(), 0)
             };
             let errno = io::Error::last_os_error().raw_os_error();
-            // EAGAIN: more than one call takes. Otherwise the device is full or gone: a later flush tries again.
+            // EAGAIN: more than one call takes. Otherwise the device is full or gone: a later flush
+            // tries again.
             if rc < 0 && errno != Some(libc::EAGAIN) {
                 break;
             }
@@ -257,7 +266,8 @@ impl Socket {
             };
             let end = addr.saturating_add(u64::from(len));
             if end <= UMEM_BYTES as u64 {
-                // SAFETY: in bounds by the check; the kernel does not touch the frame before it is in the fill ring.
+                // SAFETY: in bounds by the check; the kernel does not touch the frame before it is
+                // in the fill ring.
                 let frame = unsafe {
                     std::slice::from_raw_parts(
                         self.umem.base.add(addr as usize).as_ptr(),
@@ -276,7 +286,8 @@ impl Socket {
         taken
     }
 
-    /// Packets lost because no frame was free, or the receive ring was full; `None` when the kernel does not report it.
+    /// Packets lost because no frame was free, or the receive ring was full; `None` when the kernel
+    /// does not report it.
     pub(super) fn overrun(&self) -> Option<u64> {
         // SAFETY: all zeroes is a valid value.
         let mut statistics: libc::xdp_statistics = unsafe { std::mem::zeroed() };

@@ -92,7 +92,8 @@ fn no_changed_bit_and_no_shorter_frame_is_delivered_as_another_packet() {
             let mut flipped = bytes.clone();
             let bit = chance.next_u32() as usize % (8 * bytes.len());
             flipped[bit / 8] ^= 1 << (bit % 8);
-            // Ethernet addresses, traffic class, flow label and hop limit are free to change on the way.
+            // Ethernet addresses, traffic class, flow label and hop limit are free to change on the
+            // way.
             if let Ok((_, packet)) = open(&flipped, to) {
                 assert_eq!(packet.payload, payload, "seed {seed}: bit {bit}");
             }

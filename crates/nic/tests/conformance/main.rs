@@ -1,19 +1,19 @@
 //! One body of tests for every kind of device: what a program sees is the same on each.
 //!
-//! The cells are in `cells.rs`, written once over [`roce::device::Device`]. They run on the simulated wire,
-//! on UDP, on RoCEv1 between two network namespaces, on the wire that processes of a machine share, through shared memory,
-//! and on the device behind a `libibverbs.so.1`.
+//! The cells are in `cells.rs`, written once over [`roce::device::Device`]. They run on the
+//! simulated wire, on UDP, on RoCEv1 between two network namespaces, on the wire that processes of
+//! a machine share, through shared memory, and on the device behind a `libibverbs.so.1`.
 //!
-//! For the last one, `DQUANT_CONFORMANCE_LIBRARY` names the library and `DQUANT_CONFORMANCE_DEVICE` the
-//! device, if not its first. Without them the library of this workspace is used, if it was built. So the
-//! test program can be copied to a machine with a device of its own:
+//! For the last one, `DQUANT_CONFORMANCE_LIBRARY` names the library and `DQUANT_CONFORMANCE_DEVICE`
+//! the device, if not its first. Without them the library of this workspace is used, if it was
+//! built. So the test program can be copied to a machine with a device of its own:
 //!
 //! ```text
 //! DQUANT_CONFORMANCE_LIBRARY=libibverbs.so.1 ./conformance --exact loaded_device --nocapture
 //! ```
 //!
-//! There, cells that the device does not support are listed and do not fail. `interop/conformance.py` does
-//! this in a guest, on the kernel's soft-RoCE.
+//! There, cells that the device does not support are listed and do not fail.
+//! `interop/conformance.py` does this in a guest, on the kernel's soft-RoCE.
 
 mod cells;
 mod rig;

@@ -1,13 +1,14 @@
 //! Placed jobs that move so that others have room.
 //!
-//! [`defragment`] lowers what all jobs together cost ([`cost`]): it looks at where the search would place each
-//! job if it came now, and takes the move that saves most per worker moved, one after the other. [`make_room`] finds moves
-//! after which a job fits that does not fit now: it takes a few jobs of one group of hosts away, places the new one, and
-//! moves those with as few workers as possible to where they fit beside it.
+//! [`defragment`] lowers what all jobs together cost ([`cost`]): it looks at where the search would
+//! place each job if it came now, and takes the move that saves most per worker moved, one after
+//! the other. [`make_room`] finds moves after which a job fits that does not fit now: it takes a
+//! few jobs of one group of hosts away, places the new one, and moves those with as few workers as
+//! possible to where they fit beside it.
 //!
-//! No more workers are moved than may be, and each step fits when it is taken, beside all others where they are then: no job
-//! is without bandwidth on the way, but for the one that moves. Both may be stopped after any number of tries; the same seed
-//! and number give the same moves.
+//! No more workers are moved than may be, and each step fits when it is taken, beside all others
+//! where they are then: no job is without bandwidth on the way, but for the one that moves. Both
+//! may be stopped after any number of tries; the same seed and number give the same moves.
 
 use alloc::vec::Vec;
 
@@ -29,7 +30,8 @@ const MOST_TOGETHER: usize = 4;
 /// A number that no job has: that of the job that is to fit.
 const NEW: JobId = JobId::MAX;
 
-/// What all jobs cost: each as if it had come last. Jobs that the ledger does not hold cost nothing.
+/// What all jobs cost: each as if it had come last. Jobs that the ledger does not hold cost
+/// nothing.
 pub fn total_cost(ledger: &Ledger, standings: &[Standing<'_>]) -> u64 {
     let mut scratch = ledger.clone();
     let own = standings.iter().map(|standing| own_cost(&mut scratch, standing));
@@ -50,8 +52,8 @@ struct Saving<'a> {
     saved: u64,
 }
 
-/// Moves that lower what all jobs cost; see the module's text. A round tries each job once, and there are as many rounds as
-/// tries at most.
+/// Moves that lower what all jobs cost; see the module's text. A round tries each job once, and
+/// there are as many rounds as tries at most.
 pub fn defragment(ledger: &Ledger, standings: &[Standing<'_>], limits: Limits) -> Plan {
     let mut plan = Plan { ledger: ledger.clone(), steps: Vec::new(), stuck: Vec::new() };
     let (mut memory, mut left) = (Memory::new(), limits.most_moved);
@@ -124,7 +126,8 @@ fn carry_out(ledger: &mut Ledger, standing: &Standing<'_>, step: &Move) -> Resul
     Ok(ledger.relocate(step.job, demand, slots, standing.abstraction, &step.pieces)?)
 }
 
-/// Moves after which a job fits, and its place then; none if it fits now. The job itself is not in the plan's ledger.
+/// Moves after which a job fits, and its place then; none if it fits now. The job itself is not in
+/// the plan's ledger.
 ///
 /// # Errors
 /// Why it does not fit now, where no moves were found either.
@@ -157,7 +160,8 @@ pub fn make_room(
     best.ok_or(refusal)
 }
 
-/// The jobs that one try takes away, in order: each alone at first, then some of a group of hosts that could hold the job.
+/// The jobs that one try takes away, in order: each alone at first, then some of a group of hosts
+/// that could hold the job.
 fn chosen<'a>(
     ledger: &Ledger,
     standings: &[Standing<'a>],

@@ -7,8 +7,8 @@
 //! | [`oktopus`] | the first group of the lowest level that holds all, where each group holds as many as its links allow (Ballani et al., SIGCOMM 2011) |
 //! | [`colocate`] | the same groups, but in each the child that costs least bandwidth per worker comes first (after CloudMirror: Lee et al., SIGCOMM 2014) |
 //!
-//! Each reserves by the abstraction of the request. The publications assume trees; elsewhere a group is tried by its
-//! slots, and the links are checked once all workers are placed.
+//! Each reserves by the abstraction of the request. The publications assume trees; elsewhere a
+//! group is tried by its slots, and the links are checked once all workers are placed.
 
 use alloc::vec::Vec;
 
@@ -76,7 +76,8 @@ pub fn best_fit(ledger: &Ledger, request: &Request) -> Result<Vec<Piece>, Refusa
     Err(Refusal::Scattered { workers, slots_per_worker, held })
 }
 
-/// Places up to `count` workers in a group, in as few of its children as possible; returns how many.
+/// Places up to `count` workers in a group, in as few of its children as possible; returns how
+/// many.
 fn fewest(
     ledger: &Ledger,
     request: &Request,
@@ -138,7 +139,8 @@ fn lowest_group(ledger: &mut Ledger, request: &Request, next: Next) -> Result<Pl
     request.check_slots(ledger)?;
     let demand = request.demand(Order::Ranks);
     let workers = demand.workers();
-    // Of each group, how many workers its slots and its own links hold, and those of all groups in it.
+    // Of each group, how many workers its slots and its own links hold, and those of all groups in
+    // it.
     let mut holds: Vec<u32> = Vec::new();
     let levels = ledger.network().groups().top();
     for level in 0..=levels {
@@ -219,8 +221,8 @@ impl Fill<'_> {
     }
 }
 
-/// What workers from rank `first` on put on the links of a group; nothing where loads do not follow from groups, and for
-/// the group of all hosts.
+/// What workers from rank `first` on put on the links of a group; nothing where loads do not follow
+/// from groups, and for the group of all hosts.
 pub(super) fn group_loads(
     ledger: &Ledger,
     request: &Request,
@@ -244,8 +246,8 @@ pub(super) fn group_loads(
     }
 }
 
-/// The most of `most` workers from rank `first` on that the links of a group hold: all of them, or the first number
-/// below that fits.
+/// The most of `most` workers from rank `first` on that the links of a group hold: all of them, or
+/// the first number below that fits.
 fn held(
     ledger: &Ledger,
     request: &Request,

@@ -1,9 +1,10 @@
 //! Placed jobs that move: away from hosts that are to be empty, or to where they fit.
 //!
-//! A worker that moves is stopped on one host and started on another, so what a move costs is the number of workers whose
-//! host changes, and only then what the new place takes from later jobs ([`cost`]). [`relocate`] leaves as
-//! many workers where they are as it can: it moves those that have to leave, and of the others one run after the other,
-//! parts of runs, and more of them at random. Only if none of that fits, the whole job is placed anew by the search.
+//! A worker that moves is stopped on one host and started on another, so what a move costs is the
+//! number of workers whose host changes, and only then what the new place takes from later jobs
+//! ([`cost`]). [`relocate`] leaves as many workers where they are as it can: it moves those that
+//! have to leave, and of the others one run after the other, parts of runs, and more of them at
+//! random. Only if none of that fits, the whole job is placed anew by the search.
 //!
 //! It may be stopped after any number of tries, and the same seed and number give the same moves.
 
@@ -102,8 +103,8 @@ pub enum Stuck {
     Job(#[from] JobError),
 }
 
-/// Hosts that a job must not have: those of jobs that it is kept apart from, or that are kept apart from it. Where the
-/// others are is what the ledger says.
+/// Hosts that a job must not have: those of jobs that it is kept apart from, or that are kept apart
+/// from it. Where the others are is what the ledger says.
 pub fn apart(
     ledger: &Ledger,
     (id, name, job): (JobId, &str, &Job),
@@ -152,8 +153,8 @@ pub fn difference(
     moved
 }
 
-/// Another place for a job that the ledger does not hold, with as few workers moved as possible: its own if that fits.
-/// Hosts that the request avoids are left.
+/// Another place for a job that the ledger does not hold, with as few workers moved as possible:
+/// its own if that fits. Hosts that the request avoids are left.
 ///
 /// # Errors
 /// Says what is missing, or that more workers would have to move than may.
@@ -232,7 +233,8 @@ impl Shifting<'_> {
         self.random.next_u32() as usize % below.max(1)
     }
 
-    /// One try: first with those alone that must leave, then with one piece more after the other, then at random.
+    /// One try: first with those alone that must leave, then with one piece more after the other,
+    /// then at random.
     fn attempt(&mut self, number: u32, needed: u32, must_leave: &dyn Fn(u32) -> bool) {
         let pieces = self.standing.pieces;
         let (mut staying, mut leaving): (Vec<Piece>, Vec<Piece>) =
@@ -324,7 +326,8 @@ impl Shifting<'_> {
         }
     }
 
-    /// A host other than the one that is left, and its room: the closest that holds all, or at random a close or any one.
+    /// A host other than the one that is left, and its room: the closest that holds all, or at
+    /// random a close or any one.
     fn host_for(
         &mut self,
         placed: &[Piece],
@@ -355,7 +358,8 @@ impl Shifting<'_> {
                 }
             }
         }
-        // Around the host that is left, level by level: the tightest that holds all, or else the emptiest.
+        // Around the host that is left, level by level: the tightest that holds all, or else the
+        // emptiest.
         let mut around = left;
         while around != groups.root() {
             around = groups.parent(around);
@@ -402,7 +406,8 @@ impl Shifting<'_> {
 pub struct Plan {
     /// The ledger afterwards.
     pub ledger: Ledger,
-    /// Moves, in an order in which each fits: what a job leaves is free for the next, and not before.
+    /// Moves, in an order in which each fits: what a job leaves is free for the next, and not
+    /// before.
     pub steps: Vec<Move>,
     /// Jobs that should have moved and could not; they are where they were.
     pub stuck: Vec<(JobId, Stuck)>,
@@ -434,8 +439,9 @@ fn migrate(
     Ok(step)
 }
 
-/// Moves all workers away from hosts, as before these are serviced. Jobs without workers there are not moved, and of others
-/// as few workers as possible. Jobs with the fewest workers there go first.
+/// Moves all workers away from hosts, as before these are serviced. Jobs without workers there are
+/// not moved, and of others as few workers as possible. Jobs with the fewest workers there go
+/// first.
 pub fn drain(ledger: &Ledger, standings: &[Standing<'_>], hosts: &[u32], limits: Limits) -> Plan {
     let there = |standing: &Standing<'_>| -> u32 {
         let own = standing.pieces.iter().filter(|piece| hosts.contains(&piece.host));

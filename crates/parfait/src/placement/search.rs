@@ -1,20 +1,23 @@
 //! Monte Carlo tree search over hosts, by what a placement costs later jobs.
 //!
-//! A placement is a sequence of decisions. The first is the scope: in which order workers are placed, and the group of
-//! hosts that gets all of them. Each further one is the child of the group at hand that takes the next run of ranks, and
-//! how long that run is, down to hosts. In a tree of switches a decision settles what the child's links carry, so a
-//! run that does not fit is never tried, and the cost is known at once; a child whose own children hold fewer takes
-//! those, and the next child the rest. Elsewhere the cost is computed when all workers are placed.
+//! A placement is a sequence of decisions. The first is the scope: in which order workers are
+//! placed, and the group of hosts that gets all of them. Each further one is the child of the group
+//! at hand that takes the next run of ranks, and how long that run is, down to hosts. In a tree of
+//! switches a decision settles what the child's links carry, so a run that does not fit is never
+//! tried, and the cost is known at once; a child whose own children hold fewer takes those, and the
+//! next child the rest. Elsewhere the cost is computed when all workers are placed.
 //!
-//! Children that look alike (same free slots, same free bandwidth) are one move, and only the [`MOVES`] cheapest per
-//! worker are kept. Each iteration descends by value, prior and visits (PUCT), adds one node, and completes the placement
-//! at random with a preference for the cheapest move. The first iteration of each scope takes the cheapest everywhere.
-//! Between iterations the best placement so far is changed at random, a run moved to another host or a few workers to its
+//! Children that look alike (same free slots, same free bandwidth) are one move, and only the
+//! [`MOVES`] cheapest per worker are kept. Each iteration descends by value, prior and visits
+//! (PUCT), adds one node, and completes the placement at random with a preference for the cheapest
+//! move. The first iteration of each scope takes the cheapest everywhere. Between iterations the
+//! best placement so far is changed at random, a run moved to another host or a few workers to its
 //! neighbour, and kept where that is cheaper: off a tree the decisions do not see what links cost.
 //!
-//! A search may be stopped after any number of iterations and has its best placement then. The same ledger, request,
-//! seed and number give the same placement. It stops by itself once it has taken [`MOST_EFFORT`], whatever the size of the
-//! job: a brain has to keep its lease meanwhile. Effort is counted, not measured, so it is the same everywhere.
+//! A search may be stopped after any number of iterations and has its best placement then. The same
+//! ledger, request, seed and number give the same placement. It stops by itself once it has taken
+//! [`MOST_EFFORT`], whatever the size of the job: a brain has to keep its lease meanwhile. Effort
+//! is counted, not measured, so it is the same everywhere.
 
 use alloc::vec::Vec;
 use core::cell::Cell;
@@ -32,12 +35,12 @@ use crate::runs::Run;
 /// Most moves of a decision.
 pub const MOVES: usize = 8;
 
-/// Most effort of a search, in runs whose cost is computed. So many take about 0.1 s on one core (docs/parfait-brain.md); a search
-/// that has found nothing yet may take twice as much.
+/// Most effort of a search, in runs whose cost is computed. So many take about 0.1 s on one core
+/// (docs/parfait-brain.md); a search that has found nothing yet may take twice as much.
 pub const MOST_EFFORT: u64 = 1 << 20;
 
-/// Most effort of the loads of one placement. They are computed when it is found, when it is checked, and when it is
-/// admitted.
+/// Most effort of the loads of one placement. They are computed when it is found, when it is
+/// checked, and when it is admitted.
 const MOST_OF_LOADS: u64 = MOST_EFFORT / 2;
 
 /// Pairs of hosts that take as long as a run where loads are computed pair by pair.
@@ -49,7 +52,8 @@ const CHILDREN_OF_EFFORT: u64 = 16;
 /// Most groups of a level that are tried as scopes.
 const SCOPES_OF_LEVEL: usize = 6;
 
-/// A job of which no placement was found in so many iterations is refused: most of these fit no network.
+/// A job of which no placement was found in so many iterations is refused: most of these fit no
+/// network.
 const HOPELESS: u32 = 128;
 
 /// One of so many iterations changes the best placement.
@@ -105,7 +109,8 @@ struct Node {
     moves: Moves,
     visits: [u32; MOVES],
     values: [u64; MOVES],
-    /// The largest value of each move: one good placement counts, whatever the others behind it are worth.
+    /// The largest value of each move: one good placement counts, whatever the others behind it are
+    /// worth.
     largest: [u64; MOVES],
     next: [u32; MOVES],
 }
@@ -271,7 +276,8 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Runs so many more iterations, or fewer if no better placement can be found, or none was found for long.
+    /// Runs so many more iterations, or fewer if no better placement can be found, or none was
+    /// found for long.
     pub fn run(&mut self, iterations: u32) {
         for number in 0..iterations {
             let changes_best = number % CHANGE_EVERY == CHANGE_EVERY - 1;
@@ -356,7 +362,8 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Each scope once, and then by value and visits; `false` if none is left. A single host has one placement.
+    /// Each scope once, and then by value and visits; `false` if none is left. A single host has
+    /// one placement.
     fn choose_scope(&mut self) -> bool {
         let groups = self.ledger.network().groups();
         let all: u64 = self.memory.scopes.iter().map(|scope| u64::from(scope.visits)).sum();
@@ -410,7 +417,8 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Completes the cost, and keeps the placement if it is the best; `false` if its links do not hold it.
+    /// Completes the cost, and keeps the placement if it is the best; `false` if its links do not
+    /// hold it.
     fn finish(&mut self, order: Order) -> bool {
         if !self.is_tree {
             let effort = self.effort_of_loads(order);
@@ -434,8 +442,8 @@ impl<'a> Search<'a> {
         true
     }
 
-    /// Places up to `count` workers from rank `first` on in a group; returns how many. It stops where no child's links hold
-    /// another one, and gives up where the cost is that of the best.
+    /// Places up to `count` workers from rank `first` on in a group; returns how many. It stops
+    /// where no child's links hold another one, and gives up where the cost is that of the best.
     fn fill(&mut self, group: u32, first: u32, count: u32) -> u32 {
         if self.ledger.network().groups().is_host(group) {
             self.memory.pieces.push(Piece { host: group, run: Run::new(first, first + count) });
@@ -447,7 +455,8 @@ impl<'a> Search<'a> {
             self.memory.used[chosen.child as usize] = self.memory.iteration;
             let (pieces, cost) = (self.memory.pieces.len(), self.cost);
             self.cost = cost.saturating_add(chosen.cost);
-            // The whole iteration ends here: to go on elsewhere would take the moves of another decision.
+            // The whole iteration ends here: to go on elsewhere would take the moves of another
+            // decision.
             self.is_given_up |= self.best.is_some_and(|(_, best)| self.cost >= best);
             self.is_too_large |= self.best.is_none() && self.is_exhausted();
             self.is_given_up |= self.is_exhausted();
@@ -564,7 +573,8 @@ impl<'a> Search<'a> {
         moves
     }
 
-    /// Shorter runs that are worth a try: to the end of a row, group or ring; half of the rest; one host's.
+    /// Shorter runs that are worth a try: to the end of a row, group or ring; half of the rest; one
+    /// host's.
     fn shorter(&self, first: u32, count: u32, left: u32) -> [Option<u32>; 3] {
         let to_unit = count.saturating_sub((first + count) % self.request.unit);
         let host = self.ledger.network().slots() / self.request.slots_per_worker.max(1);
@@ -626,8 +636,9 @@ fn value(best: u64, cost: u64) -> u64 {
 /// Searches for so many iterations.
 ///
 /// # Errors
-/// When there are too few slots, or no placement was found whose links hold it: what is missing where the workers would be
-/// closest together. Also when the job is so large that one placement takes more than [`MOST_EFFORT`].
+/// When there are too few slots, or no placement was found whose links hold it: what is missing
+/// where the workers would be closest together. Also when the job is so large that one placement
+/// takes more than [`MOST_EFFORT`].
 pub fn place(
     ledger: &Ledger,
     request: &Request,

@@ -1,12 +1,13 @@
 //! Which pattern explains the edges of a job, and which worker has which rank.
 //!
-//! For each pattern, the structure of the graph suggests an order of ranks: where a ring leads, who has one neighbour only,
-//! which edges are alike. The pattern in that order says which edges there are and of which kind, and what remains
-//! unexplained is counted ([`Candidate::residual_ppm`]). Small edges can be noise or a kind of their own, so graphs without
-//! edges below several shares of the largest are tried.
+//! For each pattern, the structure of the graph suggests an order of ranks: where a ring leads, who
+//! has one neighbour only, which edges are alike. The pattern in that order says which edges there
+//! are and of which kind, and what remains unexplained is counted ([`Candidate::residual_ppm`]).
+//! Small edges can be noise or a kind of their own, so graphs without edges below several shares of
+//! the largest are tried.
 //!
-//! Edges of two kinds are told apart by when they are used and by their bytes: without either, a torus whose rows and
-//! columns look the same is not recognised.
+//! Edges of two kinds are told apart by when they are used and by their bytes: without either, a
+//! torus whose rows and columns look the same is not recognised.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -22,7 +23,8 @@ const THRESHOLDS: [u64; 4] = [300, 100, 20, 3];
 /// Most workers of a tree that is recognised: each may be its root.
 const MOST_OF_TREE: usize = 512;
 
-/// What counts against a pattern whose phases overlap in what was seen, or the other way round, in millionths.
+/// What counts against a pattern whose phases overlap in what was seen, or the other way round, in
+/// millionths.
 const WRONG_PHASES_PPM: u64 = 20_000;
 
 /// The edges of a job.
@@ -261,7 +263,8 @@ impl Graph {
         Some((Pattern::Tree { workers: count as u32, rate_bps: 1 }, ranks))
     }
 
-    /// Both sides of a graph in which all edges lead from one side to the other, and each of both ways to place servers.
+    /// Both sides of a graph in which all edges lead from one side to the other, and each of both
+    /// ways to place servers.
     fn parameter_servers(&self) -> Vec<Suggestion> {
         let (members, neighbours) = (self.members(), self.neighbours());
         let Some(first) = members.first() else { return Vec::new() };
@@ -315,7 +318,8 @@ impl Graph {
         Some((shape, ranks.collect()))
     }
 
-    /// Tori and products of parallelism: each kind of edge makes rings or lines of equal length through all workers.
+    /// Tori and products of parallelism: each kind of edge makes rings or lines of equal length
+    /// through all workers.
     fn products(&self) -> Vec<Suggestion> {
         let mut found = Vec::new();
         for classes in [self.by_time(), self.by_bytes(), self.by_both()] {
@@ -459,8 +463,9 @@ impl Graph {
     }
 }
 
-/// What counts against the phases of a pattern: that two overlap in what was seen or come the other way round, or that edges
-/// of one do not overlap. `used` says by phase when each of its edges is used.
+/// What counts against the phases of a pattern: that two overlap in what was seen or come the other
+/// way round, or that edges of one do not overlap. `used` says by phase when each of its edges is
+/// used.
 fn wrong_phases(used: &[Vec<u64>]) -> u64 {
     let mostly = |own: &Vec<u64>| {
         let is_often = |part: &u64| {
@@ -515,7 +520,8 @@ impl Steps {
         Some(Steps { length, next, is_line: false })
     }
 
-    /// Lines through all workers, with edges both ways; the length is that of the line of the first end.
+    /// Lines through all workers, with edges both ways; the length is that of the line of the first
+    /// end.
     fn line(class: &[Ends], members: &[u32]) -> Option<Steps> {
         let next = Steps::of(class);
         let is_fit = |at: &u32| next.get(at).is_some_and(|own| own.len() <= 2);

@@ -163,8 +163,8 @@ fn series(samples: &[Sample], recorded: u64, bins: usize) -> Vec<Vec<i64>> {
     series
 }
 
-/// The shortest time after which traffic is most alike. Bins are coarse at first, so that packets of a burst are not told
-/// apart, and made finer until an iteration has enough of them.
+/// The shortest time after which traffic is most alike. Bins are coarse at first, so that packets
+/// of a burst are not told apart, and made finer until an iteration has enough of them.
 fn period(samples: &[Sample], recorded: u64) -> Option<u64> {
     if recorded < BINS as u64 || samples.is_empty() {
         return None;
@@ -185,7 +185,8 @@ fn period(samples: &[Sample], recorded: u64) -> Option<u64> {
     None
 }
 
-/// Where each whole iteration begins and ends: in the longest quiet times that are about a period apart.
+/// Where each whole iteration begins and ends: in the longest quiet times that are about a period
+/// apart.
 fn bounds(samples: &[Sample], period: u64, first: u64, recorded: u64) -> Vec<Bounds> {
     let width = (period / FINE).max(1);
     let Ok(count) = usize::try_from(recorded / width + 1) else { return Vec::new() };
@@ -226,7 +227,8 @@ fn bounds(samples: &[Sample], period: u64, first: u64, recorded: u64) -> Vec<Bou
             false => None,
         };
     }
-    // What lies before the first cut and behind the last may be whole, too: then it is as large as the others.
+    // What lies before the first cut and behind the last may be whole, too: then it is as large as
+    // the others.
     let mut spans: Vec<(usize, usize)> = cuts.windows(2).map(|pair| (pair[0], pair[1])).collect();
     let sum = |(from, to): (usize, usize)| {
         bytes[from..to].iter().fold(0_u64, |sum, own| sum.saturating_add(*own))

@@ -1,8 +1,10 @@
-//! Samples from packets: each byte once, although packets are repeated, reordered, or missing in the capture.
+//! Samples from packets: each byte once, although packets are repeated, reordered, or missing in
+//! the capture.
 //!
-//! Packets of a connection are numbered (PSN, 24 bits). A number that was seen is a retransmission, and does not count. A
-//! gap is filled with packets of the largest size so far, and if one of them comes late, it counts as filled. Numbers that
-//! answers to RDMA reads take are none of requests, so where a connection reads, only gaps within messages are filled.
+//! Packets of a connection are numbered (PSN, 24 bits). A number that was seen is a retransmission,
+//! and does not count. A gap is filled with packets of the largest size so far, and if one of them
+//! comes late, it counts as filled. Numbers that answers to RDMA reads take are none of requests,
+//! so where a connection reads, only gaps within messages are filled.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 
@@ -79,7 +81,8 @@ impl Sequencer {
         self.counts
     }
 
-    /// What a packet adds; `None` if that is nothing. Packets come in the order in which they were seen.
+    /// What a packet adds; `None` if that is nothing. Packets come in the order in which they were
+    /// seen.
     pub fn add(&mut self, packet: &Packet) -> Option<Sample> {
         // Answers to reads have numbers of their own between the same two queue pairs.
         let is_answer = packet.is_read && packet.bytes > 0;

@@ -1,30 +1,36 @@
 //! From one plan of a port to the next, without a job below its guarantee or out of order.
 //!
-//! Packets of a job that moves are still in its old queue when its first ones come to the new queue, which may be
-//! faster. So each move lets both exist for a while:
+//! Packets of a job that moves are still in its old queue when its first ones come to the new
+//! queue, which may be faster. So each move lets both exist for a while:
 //!
-//! 1. The new queue gets the weight that it needs with the job, the old one what it needs as before: the job counts twice.
+//! 1. The new queue gets the weight that it needs with the job, the old one what it needs as
+//!    before: the job counts twice.
 //! 2. A code point that nobody uses is bound to the new queue.
-//! 3. Each flow of the job goes over to that code point once its last packet with the old one has left the port: at a
-//!    sender's own port when it sees that, elsewhere when its last packet is acknowledged.
+//! 3. Each flow of the job goes over to that code point once its last packet with the old one has
+//!    left the port: at a sender's own port when it sees that, elsewhere when its last packet is
+//!    acknowledged.
 //! 4. Nothing is left in the old queue after [`Step::Drain::at_most_ns`].
-//! 5. The old code point is unbound, and the old queue's weight falls to what is needed without the job.
+//! 5. The old code point is unbound, and the old queue's weight falls to what is needed without the
+//!    job.
 //!
-//! - R1: between any two steps, every job whose guarantee both plans assure is assured in the queue or queues that may have
-//!   packets of it, every queue's weight holds the sum of its jobs' guarantees, and weights add up to at most the
-//!   port's units.
+//! - R1: between any two steps, every job whose guarantee both plans assure is assured in the queue
+//!   or queues that may have packets of it, every queue's weight holds the sum of its jobs'
+//!   guarantees, and weights add up to at most the port's units.
 //! - R2: packets of a flow are in one queue at a time, and a queue is in order.
 //!
-//! At a port of the sender's own host a flow is served all the time: by the old queue up to its last packet, then by the
-//! new one. At any other port each flow stands still once for as long as an acknowledgement and a packet take,
-//! that is for one round trip without queues. A job falls behind by no more than its guarantee over that time.
+//! At a port of the sender's own host a flow is served all the time: by the old queue up to its
+//! last packet, then by the new one. At any other port each flow stands still once for as long as
+//! an acknowledgement and a packet take, that is for one round trip without queues. A job falls
+//! behind by no more than its guarantee over that time.
 //!
-//! Where either plan has paces, all jobs are paced at their guarantees first, and queues need the sums of these only, so that
-//! other queues and nobody else get what a job leaves until the new paces hold.
+//! Where either plan has paces, all jobs are paced at their guarantees first, and queues need the
+//! sums of these only, so that other queues and nobody else get what a job leaves until the new
+//! paces hold.
 //!
-//! Moves are in an order in which weights suffice, found greedily; where there is none the old plan stays in force. All
-//! queues of the new plan are first renamed such that as much as possible stays where it is ([`renamed`]). That alone is for
-//! ports whose senders keep their code points, as unmodified programs do: only jobs whose neighbours in a queue change move.
+//! Moves are in an order in which weights suffice, found greedily; where there is none the old plan
+//! stays in force. All queues of the new plan are first renamed such that as much as possible stays
+//! where it is ([`renamed`]). That alone is for ports whose senders keep their code points, as
+//! unmodified programs do: only jobs whose neighbours in a queue change move.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
@@ -41,7 +47,8 @@ pub enum Step {
     Pace(JobId, Option<u64>),
     /// Packets with the code point go to the queue.
     Bind(Dscp, u8),
-    /// The job's flows go over to the code point, each once its last packet with the other one has left.
+    /// The job's flows go over to the code point, each once its last packet with the other one has
+    /// left.
     Switch(JobId, Dscp),
     /// Wait until all flows of the job have gone over.
     Drain {
@@ -63,13 +70,14 @@ pub struct Rebinding {
     pub plan: Plan,
 }
 
-/// Leads from one plan to another. A job that moves gets one of the `free` code points, which neither plan and no
-/// other job on the ports of its path may use; its old one is free afterwards. Jobs that are only in the old plan must
-/// have ended, those that are only in the new one begin when all is done.
+/// Leads from one plan to another. A job that moves gets one of the `free` code points, which
+/// neither plan and no other job on the ports of its path may use; its old one is free afterwards.
+/// Jobs that are only in the old plan must have ended, those that are only in the new one begin
+/// when all is done.
 ///
 /// # Errors
-/// When the plans are of different ports, too few code points are free, a job begins with the code point of one that
-/// stays, or a move needs more weight than there is.
+/// When the plans are of different ports, too few code points are free, a job begins with the code
+/// point of one that stays, or a move needs more weight than there is.
 pub fn rebind(old: &Plan, new: &Plan, free: &[Dscp]) -> Result<Rebinding, Refusal> {
     if old.port != new.port {
         return Err(Refusal::OtherPort);
@@ -134,8 +142,9 @@ fn rename(plan: &mut Plan, job: JobId, dscp: Dscp) {
     }
 }
 
-/// The new plan with its queues renamed such that as much as possible stays where it is: the pair of queues that has most
-/// guarantees in common is made one, then the next. Nothing is renamed if the plans are of different ports.
+/// The new plan with its queues renamed such that as much as possible stays where it is: the pair
+/// of queues that has most guarantees in common is made one, then the next. Nothing is renamed if
+/// the plans are of different ports.
 pub fn renamed(old: &Plan, new: &Plan) -> Plan {
     if old.port != new.port {
         return new.clone();

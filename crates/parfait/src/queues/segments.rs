@@ -1,7 +1,8 @@
 //! The best partition of a sequence into few runs, by dynamic programming.
 //!
-//! Runs are enough where each element costs as much as the largest of its part: it belongs to the part with the smallest
-//! largest element that is not below it, and these are runs of the sorted sequence.
+//! Runs are enough where each element costs as much as the largest of its part: it belongs to the
+//! part with the smallest largest element that is not below it, and these are runs of the sorted
+//! sequence.
 
 use alloc::vec::Vec;
 
@@ -23,8 +24,9 @@ struct Way {
     left_out: usize,
 }
 
-/// The partition of `len` elements into at most `most` runs that leaves out fewest elements, and then costs least; `None` if
-/// all cost more than the limit. `costs` says what a part costs with none, one, two … elements left out.
+/// The partition of `len` elements into at most `most` runs that leaves out fewest elements, and
+/// then costs least; `None` if all cost more than the limit. `costs` says what a part costs with
+/// none, one, two … elements left out.
 pub(super) fn best(
     len: usize,
     most: usize,

@@ -1,19 +1,24 @@
 //! What holds after every event, whatever goes wrong.
 //!
-//! - C1: an agent accepts commands in the order of (term, sequence) only, and one position has one plan.
+//! - C1: an agent accepts commands in the order of (term, sequence) only, and one position has one
+//!   plan.
 //! - C2: one brain leads in a term.
-//! - C3: on every link, no book has more reserved than the link carries; jobs hold what their demand says.
+//! - C3: on every link, no book has more reserved than the link carries; jobs hold what their
+//!   demand says.
 //! - C4: when all is stored, the leader's book is what a replay of snapshot and log gives.
 //! - C5: an answer is given once its entry is durable, and all answers to one request are the same.
-//! - C6: what was answered as admitted is there until its client asks for the release; what was released is not.
+//! - C6: what was answered as admitted is there until its client asks for the release; what was
+//!   released is not.
 //! - C7: a request is executed once: no two entries have it.
 //! - C8: no plan names a job that is not durable.
-//! - C9: on no port does a plan guarantee more than the port carries, or have two jobs with a guarantee one DSCP.
-//! - C10: no job is without its guarantee at a place whose links would hold it: whatever makes room gives it back.
-//! - C11: once all has settled, hosts enforce the times that follow from the durable ledger, all hosts of a job's workers
-//!   the same one, and nobody else one.
-//! - C12: once all has settled, the agent of a host knows each job that has workers there, but for degraded ones whose DSCP
-//!   another job sends with.
+//! - C9: on no port does a plan guarantee more than the port carries, or have two jobs with a
+//!   guarantee one DSCP.
+//! - C10: no job is without its guarantee at a place whose links would hold it: whatever makes room
+//!   gives it back.
+//! - C11: once all has settled, hosts enforce the times that follow from the durable ledger, all
+//!   hosts of a job's workers the same one, and nobody else one.
+//! - C12: once all has settled, the agent of a host knows each job that has workers there, but for
+//!   degraded ones whose DSCP another job sends with.
 
 use std::collections::{BTreeMap, BTreeSet};
 

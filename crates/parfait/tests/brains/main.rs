@@ -1,7 +1,8 @@
 //! Brains, agents and clients in a simulated data centre in which everything goes wrong.
 //!
-//! `DQUANT_SEEDS=0..5000` runs these seeds, `DQUANT_SEEDS=17..18` one. With the feature `seeded-bugs`, every seeded bug
-//! has to be found; `DQUANT_BUG=lease-unchecked` looks for one only.
+//! `DQUANT_SEEDS=0..5000` runs these seeds, `DQUANT_SEEDS=17..18` one. With the feature
+//! `seeded-bugs`, every seeded bug has to be found; `DQUANT_BUG=lease-unchecked` looks for one
+//! only.
 
 mod checks;
 mod volume;

@@ -130,7 +130,8 @@ impl Volume {
         }
     }
 
-    /// Of what is not durable, a part is there, some of it wrong, and behind it what was there before.
+    /// Of what is not durable, a part is there, some of it wrong, and behind it what was there
+    /// before.
     fn tear(&mut self, random: &mut Pcg32) {
         for Pending { at, mut bytes } in core::mem::take(&mut self.pending) {
             bytes.truncate(random.next_u32() as usize % (bytes.len() + 1));

@@ -1,5 +1,6 @@
-//! Brains, agents, clients, the store of the lease and the disk of the log, with a network between them and all that goes
-//! wrong. A seed decides everything; what is checked after each event is in `checks`.
+//! Brains, agents, clients, the store of the lease and the disk of the log, with a network between
+//! them and all that goes wrong. A seed decides everything; what is checked after each event is in
+//! `checks`.
 
 use std::collections::BTreeMap;
 
@@ -48,8 +49,9 @@ const JOBS: &[&str] = &[
     "mesh:4@8G",
     "pipeline:8@3G burst=1M",
     "ring:40@1G",
-    // Thirteen slots make a period, since its other divisor is a large prime, so that shifts are found at once. Of a link
-    // a quarter may be reserved: exchanges are short enough for two jobs to fill it.
+    // Thirteen slots make a period, since its other divisor is a large prime, so that shifts are
+    // found at once. Of a link a quarter may be reserved: exchanges are short enough for two jobs
+    // to fill it.
     "ring:4@8G most=host:1 cycle=13117ns/1us",
     "ring:5@9G most=host:1 cycle=13117ns/2us",
     "mesh:3@3G most=host:1 cycle=26234ns/2us",
@@ -193,10 +195,10 @@ fn ground() -> Ground {
 
 /// Most time from the end of all faults until everything has settled.
 ///
-/// Messages and disk operations from before may still come, a brain may have to be woken, and one that waits for the disk
-/// opens it again after a timeout. A lease that nobody renews runs out, and then the next claim takes it; the log is
-/// opened, and the first entry written. Each client asks every brain in turn, and each agent is sent its plan. A batch may
-/// need a snapshot first.
+/// Messages and disk operations from before may still come, a brain may have to be woken, and one
+/// that waits for the disk opens it again after a timeout. A lease that nobody renews runs out, and
+/// then the next claim takes it; the log is opened, and the first entry written. Each client asks
+/// every brain in turn, and each agent is sent its plan. A batch may need a snapshot first.
 pub(crate) fn bound_ns(brains: u64, clients: u64) -> u64 {
     let before = SLOWEST_NS.max(FROZEN_NS) + SLOW_DISK_NS + STORAGE_NS;
     let round = 2 * HEALED_NS;

@@ -1,8 +1,10 @@
-//! A port with DWRR queues and the tenants behind it, packet by packet: what plans are measured against.
+//! A port with DWRR queues and the tenants behind it, packet by packet: what plans are measured
+//! against.
 //!
-//! Each flow keeps a window of bytes in the port while its tenant sends, and puts the next packet at the end of its queue
-//! when one has left: flows that share a queue share it evenly, as with congestion control that is fair by flow. Tenants
-//! are backlogged, or alternate between backlogged and silent.
+//! Each flow keeps a window of bytes in the port while its tenant sends, and puts the next packet
+//! at the end of its queue when one has left: flows that share a queue share it evenly, as with
+//! congestion control that is fair by flow. Tenants are backlogged, or alternate between backlogged
+//! and silent.
 
 use std::collections::VecDeque;
 
@@ -347,8 +349,9 @@ impl Model {
         }
     }
 
-    /// How many tenants had something to send in the window, and how many of these got less than their guarantee for that
-    /// time, by more than two packets; by more than their flows keep in the port, too, if they began in this window.
+    /// How many tenants had something to send in the window, and how many of these got less than
+    /// their guarantee for that time, by more than two packets; by more than their flows keep in
+    /// the port, too, if they began in this window.
     pub(crate) fn violations(&self) -> (u64, u64) {
         let sending = self.tenants.iter().filter(|tenant| tenant.on_ns > 0);
         let is_below = |tenant: &&Tenant| {

@@ -64,7 +64,8 @@ pub(crate) struct Outcome {
     pub(crate) longest_drain: f64,
 }
 
-/// Runs for so many windows. After each, who sent in it is what the next plan takes to be contended.
+/// Runs for so many windows. After each, who sent in it is what the next plan takes to be
+/// contended.
 pub(crate) fn run(
     scheme: Scheme,
     guarantees: &[Guarantee],

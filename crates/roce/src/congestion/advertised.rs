@@ -1,20 +1,24 @@
 //! Windows that the receiver advertises: who may send how much is decided where the senders meet.
 //!
-//! Every data packet says how many packets are still to be sent behind it, its sender's demand, and every acknowledgement
-//! the window that its sender has from then on. Both are a [`Level`] in seven bits of the BTH that others send as 0 and
-//! ignore, so they need no header of their own; both ends of a connection must have agreed.
+//! Every data packet says how many packets are still to be sent behind it, its sender's demand, and
+//! every acknowledgement the window that its sender has from then on. Both are a [`Level`] in seven
+//! bits of the BTH that others send as 0 and ignore, so they need no header of their own; both ends
+//! of a connection must have agreed.
 //!
-//! - A sender that has been idle starts with [`AdvertisedParams::first_packets`], about what the path holds: nobody has to
-//!   be asked for a short message. What fits into this is *urgent*, and takes a higher traffic class.
+//! - A sender that has been idle starts with [`AdvertisedParams::first_packets`], about what the
+//!   path holds: nobody has to be asked for a short message. What fits into this is *urgent*, and
+//!   takes a higher traffic class.
 //! - A receiver divides a budget of about the same size among the senders with the least demand
-//!   ([`Advertiser`]). The others have a window of one packet, which is enough to be heard again every round trip. As the
-//!   demand of a sender runs out, the next one gets what it no longer needs, so the link does not run dry in between.
-//! - A sender that has waited for [`PATIENCE`] gets a turn of a few budgets, and of no longer than that time, whatever its
-//!   demand: none starves.
+//!   ([`Advertiser`]). The others have a window of one packet, which is enough to be heard again
+//!   every round trip. As the demand of a sender runs out, the next one gets what it no longer
+//!   needs, so the link does not run dry in between.
+//! - A sender that has waited for [`PATIENCE`] gets a turn of a few budgets, and of no longer than
+//!   that time, whatever its demand: none starves.
 //!
-//! Unlike credits, a window is a state and no quantity: an acknowledgement that is lost, repeated or late does no harm.
-//! Shortest remaining first and the unasked first window are those of pHost (CoNEXT 2015) and Homa (SIGCOMM 2018); that one
-//! endpoint arbitrates its link among all senders is the idea of EQDS (NSDI 2022).
+//! Unlike credits, a window is a state and no quantity: an acknowledgement that is lost, repeated
+//! or late does no harm. Shortest remaining first and the unasked first window are those of pHost
+//! (CoNEXT 2015) and Homa (SIGCOMM 2018); that one endpoint arbitrates its link among all senders
+//! is the idea of EQDS (NSDI 2022).
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use core::num::NonZeroU32;
@@ -33,7 +37,8 @@ const TURN: u64 = 4;
 /// A turn ends after this time, too: its sender may be limited elsewhere.
 const LONGEST_TURN: Duration = PATIENCE;
 
-/// A sender that was not heard for so long is not counted any more. How long it has waited is remembered.
+/// A sender that was not heard for so long is not counted any more. How long it has waited is
+/// remembered.
 const STALE: Duration = Duration::from_millis(1);
 
 /// One that was not heard for so long is a new one.
@@ -42,7 +47,8 @@ const FORGOTTEN: Duration = Duration::from_millis(100);
 /// Most senders whose windows are decided for one packet: what one packet costs is bounded.
 const MOST_OPEN: usize = 32;
 
-/// A number of packets in seven bits, rounded down: exact up to 16, then eight steps per power of two.
+/// A number of packets in seven bits, rounded down: exact up to 16, then eight steps per power of
+/// two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Level(u8);
 
@@ -90,9 +96,10 @@ pub struct AdvertisedParams {
 }
 
 impl AdvertisedParams {
-    /// For links of `line_bps` and paths of this round-trip time. The budget is twice what the path holds, so that the link
-    /// is used while one of the senders serves another receiver: all-to-all of 16 hosts carries a quarter more than with
-    /// 1.25 times, and nothing else in docs/congestion.md gets worse by more than a tenth.
+    /// For links of `line_bps` and paths of this round-trip time. The budget is twice what the path
+    /// holds, so that the link is used while one of the senders serves another receiver: all-to-all
+    /// of 16 hosts carries a quarter more than with 1.25 times, and nothing else in
+    /// docs/congestion.md gets worse by more than a tenth.
     pub const fn new(line_bps: u64, base_rtt: Duration) -> AdvertisedParams {
         let bits = line_bps as u128 * base_rtt.as_nanos() as u128 / 1_000_000_000;
         AdvertisedParams { path_bytes: (bits / 8) as u64, budget_per_mille: 2_000 }
@@ -114,15 +121,15 @@ fn packets_in(bytes: u64, packet_bytes: u32) -> u32 {
     window_of(bytes.saturating_mul(8), second, packet_bytes.into()).get()
 }
 
-// ---- the sender ------------------------------------------------------------------------------------------------------
+// ---- the sender ---------------------------------------------------------------------------------
 
 /// One sender.
 #[derive(Clone, Copy, Debug)]
 pub struct Advertised {
     first: u32,
     window: u32,
-    /// Packets that still take the higher class: all that was posted when it started, if that fits the first window. None
-    /// before the first packet.
+    /// Packets that still take the higher class: all that was posted when it started, if that fits
+    /// the first window. None before the first packet.
     urgent: Option<u32>,
     /// Whether the receiver has advertised anything since it started, or since the last timeout.
     is_advertised: bool,
@@ -135,8 +142,8 @@ impl Advertised {
         Advertised { first, window: first, urgent: None, is_advertised: false }
     }
 
-    /// Counts a packet that leaves, with so many to be sent behind it; returns whether it is urgent. What is posted later is
-    /// not, until everything is acknowledged.
+    /// Counts a packet that leaves, with so many to be sent behind it; returns whether it is
+    /// urgent. What is posted later is not, until everything is acknowledged.
     pub fn is_urgent(&mut self, demand: u32) -> bool {
         let fits = demand < self.first;
         let left = *self.urgent.get_or_insert(if fits { demand + 1 } else { 0 });
@@ -174,7 +181,7 @@ impl Controller for Advertised {
     }
 }
 
-// ---- the receiver ----------------------------------------------------------------------------------------------------
+// ---- the receiver -------------------------------------------------------------------------------
 
 /// A sender as its receiver sees it.
 #[derive(Clone, Copy, Debug)]
@@ -191,7 +198,8 @@ struct Sender {
     served: Time,
 }
 
-/// Divides a receiver's link among its senders. They are named by numbers of the caller's, the slots of their queue pairs.
+/// Divides a receiver's link among its senders. They are named by numbers of the caller's, the
+/// slots of their queue pairs.
 #[derive(Clone, Debug, Default)]
 pub struct Advertiser {
     path_bytes: u64,
@@ -216,9 +224,9 @@ struct Turn {
 }
 
 impl Advertiser {
-    /// A packet has arrived from a sender with these parameters, behind which it has `demand` packets to send. `tell` gets
-    /// the senders that have to know at once of a larger window, and returns whether they will: the others learn theirs from
-    /// the next acknowledgement.
+    /// A packet has arrived from a sender with these parameters, behind which it has `demand`
+    /// packets to send. `tell` gets the senders that have to know at once of a larger window, and
+    /// returns whether they will: the others learn theirs from the next acknowledgement.
     pub fn heard(
         &mut self,
         now: Time,
@@ -240,7 +248,8 @@ impl Advertiser {
             let Some(sender) = self.senders.get_mut(&open) else {
                 continue;
             };
-            // Its own acknowledgement may be a while off, too, if it does not come for every packet.
+            // Its own acknowledgement may be a while off, too, if it does not come for every
+            // packet.
             if sender.window >= sender.told.saturating_add(step) && tell(open) {
                 sender.told = sender.window;
             }
@@ -320,8 +329,8 @@ impl Advertiser {
         }
     }
 
-    /// Senders that have gone silent are not counted: as many as windows are decided for, and the others with the next
-    /// packets.
+    /// Senders that have gone silent are not counted: as many as windows are decided for, and the
+    /// others with the next packets.
     fn forget_stale(&mut self, now: Time) {
         let first = self.by_demand.iter().map(|&(_, number)| number).take(MOST_OPEN);
         let longest = self.by_wait.first().map(|&(_, number)| number);
@@ -411,7 +420,8 @@ mod tests {
     fn who_waits_gets_a_turn_and_all_get_the_same() {
         let mut advertiser = Advertiser::default();
         let mut served = [0_u32; 8];
-        // Each sender is heard once per round; whoever is open is heard for every packet of its window.
+        // Each sender is heard once per round; whoever is open is heard for every packet of its
+        // window.
         for round in 0..20_000 {
             for number in 0..8 {
                 let window = advertiser.window(number).unwrap_or(1);

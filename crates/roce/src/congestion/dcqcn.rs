@@ -77,17 +77,18 @@ pub struct DcqcnParams {
     pub cnp_interval: Duration,
     /// The window is what the rate sends in this time; `None` for the queue pair's own.
     pub window_rtt: Option<Duration>,
-    /// Whether a small window grows by what is acknowledged at first, and after losses. No source has that. A sender at line
-    /// rate hears nothing before its packets have passed the queue, and many of them fill any buffer before that: where
-    /// switches do not pause them, most is lost.
+    /// Whether a small window grows by what is acknowledged at first, and after losses. No source
+    /// has that. A sender at line rate hears nothing before its packets have passed the queue, and
+    /// many of them fill any buffer before that: where switches do not pause them, most is lost.
     pub slow_start: bool,
 }
 
 const MBIT: u64 = 1_000_000;
 
 impl DcqcnParams {
-    /// `dcqcn-mlnx` on a link of `line_bps`. The published minimum rate, 1 Gbit/s at 100 Gbit/s, scales with the link as the
-    /// other rates do: with more senders than line and minimum allow, pauses decide who sends how much.
+    /// `dcqcn-mlnx` on a link of `line_bps`. The published minimum rate, 1 Gbit/s at 100 Gbit/s,
+    /// scales with the link as the other rates do: with more senders than line and minimum allow,
+    /// pauses decide who sends how much.
     pub const fn mlnx(line_bps: u64) -> DcqcnParams {
         DcqcnParams {
             name: "dcqcn-mlnx",
@@ -156,7 +157,8 @@ pub struct Dcqcn {
     target_bps: u64,
     /// In units of 1 / [`ONE`].
     alpha: u64,
-    /// When `alpha` is due for an update; it is updated on use. `None` before the first notification.
+    /// When `alpha` is due for an update; it is updated on use. `None` before the first
+    /// notification.
     alpha_at: Option<Time>,
     /// A notification arrived in this period of `alpha`.
     alpha_marked: bool,
@@ -544,8 +546,8 @@ mod tests {
         }
     }
 
-    /// With a notification in every period alpha stays at 1; without any it decays as (1 - g)^n. A late
-    /// update gives the same value as one in time.
+    /// With a notification in every period alpha stays at 1; without any it decays as (1 - g)^n. A
+    /// late update gives the same value as one in time.
     #[test]
     fn alpha_follows_its_closed_form_however_late_it_is_asked_for() {
         let mut lazy = Dcqcn::new(DcqcnParams::mlnx(LINE), 1_068);
@@ -618,7 +620,8 @@ mod tests {
     fn on_the_slowest_links_senders_recover() {
         for line in [1, 50, 99, 400, 4_999] {
             let mut sender = Dcqcn::new(DcqcnParams::mlnx(line), 1_000);
-            // Between notifications the rate rises, too, so that cuts begin at lower and lower ones.
+            // Between notifications the rate rises, too, so that cuts begin at lower and lower
+            // ones.
             (1..400).for_each(|round| sender.handle_cnp(at(round * 700)));
             assert!((1..=line).contains(&sender.rate_bps()), "{line}");
             let mut steps = 0;

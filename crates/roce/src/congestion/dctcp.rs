@@ -1,13 +1,13 @@
 //! DCTCP (Alizadeh et al., SIGCOMM 2010) as a rate, as NICs would do it.
 //!
-//! Once per round trip the share of marked packets enters a mean, `alpha`. The first notification of a
-//! round trip cuts the rate by half of `alpha`; a round trip without one adds a constant. The receiver has to
-//! notify the sender of every marked packet. A window that follows the rate may limit what is in flight, so that
-//! notifications that are late do no harm. READ responses are not acknowledged: they leave at the rate that requests
-//! have got.
+//! Once per round trip the share of marked packets enters a mean, `alpha`. The first notification
+//! of a round trip cuts the rate by half of `alpha`; a round trip without one adds a constant. The
+//! receiver has to notify the sender of every marked packet. A window that follows the rate may
+//! limit what is in flight, so that notifications that are late do no harm. READ responses are not
+//! acknowledged: they leave at the rate that requests have got.
 //!
-//! Source: the simulations published with HPCC (Li et al., SIGCOMM 2019). They start at line rate, where
-//! TCP would start slowly.
+//! Source: the simulations published with HPCC (Li et al., SIGCOMM 2019). They start at line rate,
+//! where TCP would start slowly.
 
 use super::rounds::Rounds;
 use super::{Controller, Event, Limits, scaled, window_of};
@@ -29,8 +29,8 @@ pub struct DctcpParams {
     pub gain_shift: u32,
     /// What a round trip without a notification adds.
     pub additive_bps: u64,
-    /// The window is what the rate sends in this time, slightly more than a round trip without queues; `None` for
-    /// the queue pair's own.
+    /// The window is what the rate sends in this time, slightly more than a round trip without
+    /// queues; `None` for the queue pair's own.
     pub window_rtt: Option<Duration>,
 }
 
@@ -62,7 +62,8 @@ pub struct Dctcp {
     /// Packets acknowledged in this round trip, and notifications.
     acknowledged: u32,
     marked: u32,
-    /// Packets on their way: those not acknowledged at the last acknowledgement, and those sent since.
+    /// Packets on their way: those not acknowledged at the last acknowledgement, and those sent
+    /// since.
     in_flight: u32,
     /// Packets were acknowledged.
     is_heard: bool,
@@ -138,8 +139,8 @@ impl Controller for Dctcp {
             }
             Event::Notified => {
                 self.marked = self.marked.saturating_add(1);
-                // Without acknowledgements no round trip ends, and the rate would never grow again: what was marked
-                // is a READ response.
+                // Without acknowledgements no round trip ends, and the rate would never grow again:
+                // what was marked is a READ response.
                 if self.is_heard {
                     self.cut(self.alpha);
                 }
@@ -196,7 +197,8 @@ mod tests {
         round(&mut sender, 10, 0);
         let mut expected = alpha(&sender);
         for (packets, marked) in [(10, 10), (10, 5), (20, 0), (10, 10)] {
-            // The first acknowledgement ends the round before; this one's share enters with the next.
+            // The first acknowledgement ends the round before; this one's share enters with the
+            // next.
             round(&mut sender, packets, marked);
             let before = alpha(&sender);
             round(&mut sender, packets, marked);

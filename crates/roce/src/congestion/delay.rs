@@ -1,9 +1,9 @@
 //! A window from losses, and from delay where that is enough.
 //!
-//! A sender that reacts to delay gets nothing beside one that fills the queue until it overflows, as
-//! TCP CUBIC does. So the window follows losses, as that of CUBIC (RFC 9438), until measurements show that
-//! the queue is nobody else's. From then on it follows the delay, in the manner of Swift (Kumar et al.,
-//! SIGCOMM 2020), until backing off no longer helps.
+//! A sender that reacts to delay gets nothing beside one that fills the queue until it overflows,
+//! as TCP CUBIC does. So the window follows losses, as that of CUBIC (RFC 9438), until measurements
+//! show that the queue is nobody else's. From then on it follows the delay, in the manner of Swift
+//! (Kumar et al., SIGCOMM 2020), until backing off no longer helps.
 //!
 //! | mode | the window follows | until |
 //! |---|---|---|
@@ -13,25 +13,27 @@
 //! | [`Mode::Delay`] | delay | it has fallen to half and the queue remains |
 //! | [`Mode::Drain`] | one packet for three round trips | they are over |
 //!
-//! A *step* tells whose queue it is: a window that is smaller by what we send in a time `t` shortens the queue
-//! by `t` if all of it is ours, and by our share of `t` if not. This needs no knowledge of the path's own
-//! delay, which a sender that came after others has never seen.
+//! A *step* tells whose queue it is: a window that is smaller by what we send in a time `t`
+//! shortens the queue by `t` if all of it is ours, and by our share of `t` if not. This needs no
+//! knowledge of the path's own delay, which a sender that came after others has never seen.
 //!
-//! A *drain* empties our part of the queue. What remains is the path's own delay: the base that delays are
-//! compared with. Drains and steps begin at full periods of the clock, so that all queue pairs of a machine
-//! make them together, measure what all of them have in the queue, and see the path and not each other.
+//! A *drain* empties our part of the queue. What remains is the path's own delay: the base that
+//! delays are compared with. Drains and steps begin at full periods of the clock, so that all queue
+//! pairs of a machine make them together, measure what all of them have in the queue, and see the
+//! path and not each other.
 //!
-//! In [`Mode::Delay`], the sender keeps the queue near a target: above it, the window is cut by how far, at most
-//! by half and once per round trip; below it, the window grows by one packet per round trip, or by an eighth
-//! while the queue is almost empty. Acknowledgements clock the packets. They are paced only when the window
-//! is less than one packet.
+//! In [`Mode::Delay`], the sender keeps the queue near a target: above it, the window is cut by how
+//! far, at most by half and once per round trip; below it, the window grows by one packet per round
+//! trip, or by an eighth while the queue is almost empty. Acknowledgements clock the packets. They
+//! are paced only when the window is less than one packet.
 //!
-//! Loss alone is not congestion: links lose packets, too. It counts where the queue is long, where much is
-//! lost, where others were found in the queue, and on a long path of which nothing is known yet.
+//! Loss alone is not congestion: links lose packets, too. It counts where the queue is long, where
+//! much is lost, where others were found in the queue, and on a long path of which nothing is known
+//! yet.
 //!
 //! Delays below a few hundred microseconds are the noise of a software endpoint. The target is far
-//! above that, so this control acts on paths whose queue the window can fill for that long, and leaves
-//! faster ones alone.
+//! above that, so this control acts on paths whose queue the window can fill for that long, and
+//! leaves faster ones alone.
 
 use core::num::NonZeroU32;
 
@@ -49,8 +51,9 @@ const LEAST: u64 = ONE / 16;
 /// Steps, one after the other, that must find the queue our own.
 const QUIET_STEPS: u32 = 2;
 
-/// [`Mode::Delay`] may begin only every `cycle`-th period of the clock. A wrong decision doubles `cycle`, so that
-/// disagreeing queue pairs of a machine start together; `TRUSTED_DRAINS` drains reset it.
+/// [`Mode::Delay`] may begin only every `cycle`-th period of the clock. A wrong decision doubles
+/// `cycle`, so that disagreeing queue pairs of a machine start together; `TRUSTED_DRAINS` drains
+/// reset it.
 const FIRST_CYCLE: u64 = 2;
 const MAX_CYCLE: u64 = 16;
 const TRUSTED_DRAINS: u32 = 8;
@@ -70,8 +73,8 @@ const PERIOD_NS: u64 = 1 << 30;
 const PERIOD_ROUNDS: u64 = 64;
 const MAX_PERIOD_NS: u64 = 1 << 40;
 
-/// After so many drains that all took longer, the path has become longer: the least of them is its own
-/// delay.
+/// After so many drains that all took longer, the path has become longer: the least of them is its
+/// own delay.
 const FORGET_AFTER: u32 = 30;
 
 /// Packets over which the share of losses is taken, and the share that is congestion: 1 / that.
@@ -194,8 +197,9 @@ struct Round {
     is_full: bool,
 }
 
-/// A time in which nothing was heard, much longer than round trips are. A process was stopped at one of the ends, so
-/// acknowledgements of what was sent before tell how long that was, and nothing of the path.
+/// A time in which nothing was heard, much longer than round trips are. A process was stopped at
+/// one of the ends, so acknowledgements of what was sent before tell how long that was, and nothing
+/// of the path.
 #[derive(Clone, Copy, Debug)]
 struct Silence {
     end: Time,
@@ -225,7 +229,8 @@ pub struct Delay {
     packet_bytes: u64,
     window: u64,
     mode: Mode,
-    /// Since when, steps and drains aside, and how often [`Mode::Compete`] has followed [`Mode::Delay`].
+    /// Since when, steps and drains aside, and how often [`Mode::Compete`] has followed
+    /// [`Mode::Delay`].
     since: Time,
     competitions: u64,
     /// The delay of the path without a queue.
@@ -258,7 +263,8 @@ pub struct Delay {
     /// Whether the last step found others in the queue; `None` until something is known.
     has_others: Option<bool>,
     losses: Losses,
-    /// Packets were lost in this step or drain. Whether that was congestion is better known after it.
+    /// Packets were lost in this step or drain. Whether that was congestion is better known after
+    /// it.
     has_lost: bool,
     /// Losses before this time belong to the last cut.
     cut_until: Time,
@@ -360,8 +366,8 @@ impl Delay {
         let in_use = u64::from(in_flight.saturating_add(packets)) * ONE;
         self.round.is_full |= in_use >= self.window / 2;
         if self.round.is_full {
-            // Cap the elapsed time: in longer gaps the sender was idle or stopped. Windows below one packet have longer
-            // rounds.
+            // Cap the elapsed time: in longer gaps the sender was idle or stopped. Windows below
+            // one packet have longer rounds.
             let most = self.smoothed * 2 * (ONE / self.window).max(1);
             self.cubic.elapsed = self.cubic.elapsed + elapsed.min(most);
         }
@@ -398,9 +404,9 @@ impl Delay {
         }
     }
 
-    /// Whether a round-trip time is that of the path, and neither that of a packet that went astray nor that of a silence, which
-    /// has just ended if nothing was heard for `elapsed`. A second one in a row is believed: the path may have become that
-    /// long.
+    /// Whether a round-trip time is that of the path, and neither that of a packet that went astray
+    /// nor that of a silence, which has just ended if nothing was heard for `elapsed`. A second one
+    /// in a row is believed: the path may have become that long.
     fn is_of_the_path(&mut self, now: Time, rtt: Duration, elapsed: Duration) -> bool {
         let is_silence = plausible(elapsed, self.smoothed) < elapsed && self.base.is_some();
         if is_silence && self.silence.is_none() {
@@ -445,8 +451,8 @@ impl Delay {
         (u128::from(window) * u128::from(fits) / u128::from(rtt.as_nanos().max(fits).max(1))) as u64
     }
 
-    /// A round trip is over; `least` is its smallest delay. The process of either end may have been off
-    /// its processor for a whole round, so what counts is the smaller one of two rounds.
+    /// A round trip is over; `least` is its smallest delay. The process of either end may have been
+    /// off its processor for a whole round, so what counts is the smaller one of two rounds.
     fn end_round(&mut self, now: Time, least: Duration) {
         let rtt = self.previous.map_or(least, |previous| previous.min(least));
         let queue = Duration::from_nanos(
@@ -509,8 +515,8 @@ impl Delay {
         }
     }
 
-    /// The queue is longer than the target: cuts by 0.8 of the excess, at most by half. Alone, a sender finds
-    /// the target long before it has cut half of the window that kept it.
+    /// The queue is longer than the target: cuts by 0.8 of the excess, at most by half. Alone, a
+    /// sender finds the target long before it has cut half of the window that kept it.
     fn back_off(&mut self, now: Time, queue: Duration) {
         let excess = u128::from(queue.as_nanos() - self.params.target.as_nanos()) * 4 / 5;
         let cut = u128::from(self.window) * excess / u128::from(queue.as_nanos().max(1));
@@ -539,14 +545,14 @@ impl Delay {
         self.measure_at = Time::from_nanos((now.as_nanos() / self.period + 1) * self.period);
     }
 
-    /// Whether a measurement makes sense. One that has little to send, or comes late, would see the queues of
-    /// its neighbours.
+    /// Whether a measurement makes sense. One that has little to send, or comes late, would see the
+    /// queues of its local peers.
     fn may_measure(&self, now: Time) -> bool {
         self.round.is_full && now.since(self.measure_at) <= self.smoothed * 2
     }
 
-    /// Cuts the window by a third, which is more than the delay of the path if there is a queue to speak of.
-    /// If there seems to be none, the base may be that of a queue: drains.
+    /// Cuts the window by a third, which is more than the delay of the path if there is a queue to
+    /// speak of. If there seems to be none, the base may be that of a queue: drains.
     fn begin_step(&mut self, now: Time) {
         if !self.may_measure(now) {
             self.plan_measurement(now);
@@ -625,7 +631,8 @@ impl Delay {
             }
             self.drained = least;
             self.shrink_to(self.fitting(window, rtt).max(ONE));
-            // In the middle of backing off, the window of before it is still what tells whether that helps.
+            // In the middle of backing off, the window of before it is still what tells whether
+            // that helps.
             if self.high_rounds == 0 {
                 self.peak = self.window;
             }
@@ -633,7 +640,8 @@ impl Delay {
         }
     }
 
-    /// Ends a step or drain without a result: the network asks for less, or all that arrived had been sent twice.
+    /// Ends a step or drain without a result: the network asks for less, or all that arrived had
+    /// been sent twice.
     fn abandon(&mut self, now: Time) {
         let (window, mode) = match self.mode {
             Mode::Step { window, .. } | Mode::Drain { window, competes: true, .. } => {
@@ -852,9 +860,9 @@ mod tests {
         assert_eq!(window(&delay), None);
     }
 
-    /// Follows `rounds` round trips from `now` on, of a sender that always has something to send, through a queue
-    /// from which `PER_MS` packets leave in a millisecond, and in which others keep `others`. Returns the time
-    /// after them.
+    /// Follows `rounds` round trips from `now` on, of a sender that always has something to send,
+    /// through a queue from which `PER_MS` packets leave in a millisecond, and in which others keep
+    /// `others`. Returns the time after them.
     fn drive(delay: &mut Delay, mut now: Time, rounds: u32, others: Duration) -> Time {
         for _ in 0..rounds {
             let in_flight = (delay.window / ONE).max(1);
@@ -875,8 +883,8 @@ mod tests {
         (1_000..3_000).contains(&(delay.report().queue().as_nanos() / 1_000))
     }
 
-    /// A queue that stays however little is sent is that of others, one that follows the window our own: the
-    /// report says so, from then on.
+    /// A queue that stays however little is sent is that of others, one that follows the window our
+    /// own: the report says so, from then on.
     #[test]
     fn it_competes_where_others_fill_the_queue_and_only_there() {
         let mut delay = Delay::new(DelayParams::DEFAULT, 1_068, 512);
@@ -912,7 +920,8 @@ mod tests {
         assert_eq!(delay.report().follows, Follows::Delay, "{:?}", delay.report());
     }
 
-    /// Acknowledgements of packets that were sent twice tell no delay, so nothing would end a measurement.
+    /// Acknowledgements of packets that were sent twice tell no delay, so nothing would end a
+    /// measurement.
     #[test]
     fn a_measurement_without_measured_delays_ends() {
         let mut delay = Delay::new(DelayParams::DEFAULT, 1_068, 512);
@@ -967,8 +976,8 @@ mod tests {
         }
     }
 
-    /// A process was stopped, at this end or the other, or a packet went astray: how late its acknowledgement is says
-    /// nothing about the path.
+    /// A process was stopped, at this end or the other, or a packet went astray: how late its
+    /// acknowledgement is says nothing about the path.
     #[test]
     fn late_acknowledgements_postpone_nothing() {
         for (late_ms, packets, is_silent) in [5_000, 60_000]
@@ -1031,7 +1040,8 @@ mod tests {
         }
     }
 
-    /// An application that sends a packet per round trip proves nothing about a larger window, whatever the window follows.
+    /// An application that sends a packet per round trip proves nothing about a larger window,
+    /// whatever the window follows.
     #[test]
     fn what_the_application_limits_does_not_grow() {
         let starting = Delay::new(DelayParams::DEFAULT, 1_068, 512);
@@ -1054,8 +1064,8 @@ mod tests {
         }
     }
 
-    /// From two packets backing off ends at one, which is no less than half. Where the queue is much longer than in the drain,
-    /// others fill it, and it competes again.
+    /// From two packets backing off ends at one, which is no less than half. Where the queue is
+    /// much longer than in the drain, others fill it, and it competes again.
     #[test]
     fn one_packet_is_no_trap() {
         let mut delay = Delay::new(DelayParams::DEFAULT, 1_068, 512);

@@ -1,21 +1,24 @@
 //! HPCC (Li et al., SIGCOMM 2019): a window and a rate from what switches report.
 //!
-//! Every acknowledgement carries the [`Report`] of a data packet: for each link on its way the bytes that had been
-//! sent, the time, and the queue. Two reports give the utilization of each link,
+//! Every acknowledgement carries the [`Report`] of a data packet: for each link on its way the
+//! bytes that had been sent, the time, and the queue. Two reports give the utilization of each
+//! link,
 //!
 //! ```text
 //! U = min(queue now, queue before) / (B * T) + (bytes sent between) / (B * time between)
 //! ```
 //!
-//! with the link's rate B and the path's round-trip time T without queues. The highest one enters a mean over T. The
-//! window becomes that of the round trip before, times eta / U, plus a constant; where U is below eta, it only
-//! grows by the constant, `max_stage` times in a row at most. The rate is the window over T.
+//! with the link's rate B and the path's round-trip time T without queues. The highest one enters a
+//! mean over T. The window becomes that of the round trip before, times eta / U, plus a constant;
+//! where U is below eta, it only grows by the constant, `max_stage` times in a row at most. The
+//! rate is the window over T.
 //!
 //! The authors' erratum: `maxStage = 5` in the paper is a mistake, and their simulations used 0.
 //!
-//! HPCC-PINT (Ben Basat et al., SIGCOMM 2020) is the same with [digests](crate::wire::digest): each switch keeps the mean
-//! utilization of its links over T, the packet brings that of the busiest one in a byte, and the sender takes it as it is.
-//! Not every packet needs to carry one; a round trip then ends with the first digest after it.
+//! HPCC-PINT (Ben Basat et al., SIGCOMM 2020) is the same with [digests](crate::wire::digest): each
+//! switch keeps the mean utilization of its links over T, the packet brings that of the busiest one
+//! in a byte, and the sender takes it as it is. Not every packet needs to carry one; a round trip
+//! then ends with the first digest after it.
 
 use super::rounds::Rounds;
 use super::{Controller, Event, Limits, scaled, window_of};
@@ -61,7 +64,8 @@ impl HpccParams {
         }
     }
 
-    /// HPCC-PINT with the same settings; every packet carries a digest, as in the published simulations.
+    /// HPCC-PINT with the same settings; every packet carries a digest, as in the published
+    /// simulations.
     pub const fn pint(line_bps: u64, base_rtt: Duration) -> HpccParams {
         HpccParams { telemetry: Form::Digest, ..HpccParams::new(line_bps, base_rtt) }
     }
@@ -159,8 +163,8 @@ impl Hpcc {
         Some(u64::try_from(mixed / u128::from(base)).unwrap_or(u64::MAX))
     }
 
-    /// The utilization of one link between two reports, and the time between them in nanoseconds; none if
-    /// they are of one moment.
+    /// The utilization of one link between two reports, and the time between them in nanoseconds;
+    /// none if they are of one moment.
     fn link_utilization(&self, now: &Hop, before: &Hop) -> Option<(u64, u64)> {
         let span = now.nanos_since(before);
         let bits = u128::from(now.bytes_since(before)) * 8;
@@ -261,8 +265,8 @@ mod tests {
     fn utilization_is_rate_plus_queue() {
         let mut sender = sender(0);
         sender.measure(Time::ZERO, &report(100, 0, 50_000));
-        // A whole T later: sent at 60 % of the line, and never less than 15,000 bytes queued, which is 20 %
-        // of the 75,000 that the path holds.
+        // A whole T later: sent at 60 % of the line, and never less than 15,000 bytes queued, which
+        // is 20 % of the 75,000 that the path holds.
         sender.measure(Time::ZERO, &report(124, line_bytes(24) * 6 / 10, 15_000));
         let got = sender.utilization_ppm();
         assert!((780_000..820_000).contains(&got), "{got}");

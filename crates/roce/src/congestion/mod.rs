@@ -14,9 +14,9 @@
 //! | [`pacer`] | the time of the next packet at a rate; the distance of notifications |
 //! | [`rtt`] | round-trip times: smoothed, and counted |
 //!
-//! A [`Controller`] is a state machine per queue pair without a clock. It takes [`Event`]s and returns
-//! [`Limits`]: a rate, a window, or both. [`CongestionControl`] selects the algorithm of a queue pair, each
-//! with its parameters; where sources differ, the name says whose they are.
+//! A [`Controller`] is a state machine per queue pair without a clock. It takes [`Event`]s and
+//! returns [`Limits`]: a rate, a window, or both. [`CongestionControl`] selects the algorithm of a
+//! queue pair, each with its parameters; where sources differ, the name says whose they are.
 
 pub mod advertised;
 pub mod dcqcn;
@@ -60,8 +60,8 @@ pub enum Event<'a> {
         /// Round-trip time of one of them that was sent only once, if it was measured.
         rtt: Option<Duration>,
     },
-    /// The peer returned what switches wrote into a packet of ours. The acknowledgement with which it came
-    /// follows.
+    /// The peer returned what switches wrote into a packet of ours. The acknowledgement with which
+    /// it came follows.
     Telemetry(&'a Report),
     /// The control plane of the network reports the longest queue on the path.
     Watermark(&'a Watermark),
@@ -74,7 +74,8 @@ pub enum Event<'a> {
     Idle,
     /// The peer reports that packets of ours were marked: congestion experienced.
     Notified,
-    /// Packets were marked lost, or a NAK requested one. For go-back-N each loss counts as one packet.
+    /// Packets were marked lost, or a NAK requested one. For go-back-N each loss counts as one
+    /// packet.
     Lost {
         /// How many.
         packets: u32,
@@ -95,8 +96,8 @@ pub enum Event<'a> {
 pub struct Limits {
     /// Bits per second, IP and UDP headers included.
     pub rate_bps: Option<u64>,
-    /// Request packets in flight, in addition to the queue pair's own window. A window of 0 would stop the
-    /// queue pair for ever: nothing in flight, so no event could open it.
+    /// Request packets in flight, in addition to the queue pair's own window. A window of 0 would
+    /// stop the queue pair for ever: nothing in flight, so no event could open it.
     pub window_packets: Option<NonZeroU32>,
 }
 
@@ -130,10 +131,11 @@ pub enum CongestionControl {
     Hpcc(HpccParams),
     /// Swift.
     Swift(SwiftParams),
-    /// Windows that the receiver advertises. Both ends must have it. It limits the requests of reliable connections.
+    /// Windows that the receiver advertises. Both ends must have it. It limits the requests of
+    /// reliable connections.
     Advertised(AdvertisedParams),
-    /// A window from measured delay. It limits the requests of reliable connections; READ responses are
-    /// not acknowledged, so their delay is not known.
+    /// A window from measured delay. It limits the requests of reliable connections; READ responses
+    /// are not acknowledged, so their delay is not known.
     Delay(DelayParams),
 }
 
@@ -154,8 +156,8 @@ impl CongestionControl {
         "delay",
     ];
 
-    /// The control with this name and its usual parameters, on a link of `line_bps` and paths with a round-trip time of
-    /// `base_rtt` without queues.
+    /// The control with this name and its usual parameters, on a link of `line_bps` and paths with
+    /// a round-trip time of `base_rtt` without queues.
     pub fn named(name: &str, line_bps: u64, base_rtt: Duration) -> Option<CongestionControl> {
         let dcqcn = DcqcnParams::named(name, line_bps).map(CongestionControl::Dcqcn);
         let timely = TimelyParams::named(name, line_bps).map(CongestionControl::Timely);
@@ -173,7 +175,8 @@ impl CongestionControl {
         })
     }
 
-    /// The controller of a queue pair that starts, with full packets of `packet_bytes` and its own window.
+    /// The controller of a queue pair that starts, with full packets of `packet_bytes` and its own
+    /// window.
     pub(crate) fn controller(self, packet_bytes: u32, window_packets: u32) -> AnyController {
         match self {
             CongestionControl::Off => AnyController::default(),
@@ -211,8 +214,8 @@ impl CongestionControl {
         }
     }
 
-    /// Whether it needs to hear of every packet: all request acknowledgements, and round-trip times are measured more
-    /// than once per round trip.
+    /// Whether it needs to hear of every packet: all request acknowledgements, and round-trip times
+    /// are measured more than once per round trip.
     pub(crate) fn wants_every_ack(self) -> bool {
         use CongestionControl::{Dctcp, Hpcc, Swift, Timely};
         matches!(self, Dctcp(_) | Hpcc(_) | Swift(_) | Timely(_))
@@ -223,7 +226,8 @@ impl CongestionControl {
         matches!(self, CongestionControl::Dctcp(_))
     }
 
-    /// What data packets collect from switches, if anything, and that one of so many does. Acknowledgements return it.
+    /// What data packets collect from switches, if anything, and that one of so many does.
+    /// Acknowledgements return it.
     pub(crate) fn telemetry(self) -> Option<(Form, u32)> {
         match self {
             CongestionControl::Hpcc(params) => Some((params.telemetry, params.sample_one_in)),
@@ -232,8 +236,9 @@ impl CongestionControl {
     }
 }
 
-/// The first window of a sender that knows nothing of its path: about that of TCP (RFC 6928), and two packets at least. When
-/// many senders start together, nothing tells any of them before all of their first windows are in one buffer.
+/// The first window of a sender that knows nothing of its path: about that of TCP (RFC 6928), and
+/// two packets at least. When many senders start together, nothing tells any of them before all of
+/// their first windows are in one buffer.
 const FIRST_BYTES: u32 = 16 << 10;
 const FIRST_PACKETS: u32 = 2;
 
@@ -242,7 +247,8 @@ fn first_packets(packet_bytes: u32) -> u32 {
     (FIRST_BYTES / 10 * 11 / packet_bytes.max(1)).max(FIRST_PACKETS)
 }
 
-/// Rates are given for a link of 25 Gbit/s and grow with the link. None is 0: from there no sender would come back.
+/// Rates are given for a link of 25 Gbit/s and grow with the link. None is 0: from there no sender
+/// would come back.
 const fn scaled(bps_at_25g: u64, line_bps: u64) -> u64 {
     let bps = (bps_at_25g as u128 * line_bps as u128 / 25_000_000_000) as u64;
     if bps > 0 { bps } else { 1 }

@@ -11,8 +11,8 @@ pub struct NotificationPoint {
 }
 
 impl NotificationPoint {
-    /// A marked packet arrived. Returns whether to notify the sender: `interval` has passed since the last
-    /// notification.
+    /// A marked packet arrived. Returns whether to notify the sender: `interval` has passed since
+    /// the last notification.
     pub fn marked(&self, now: Time, interval: Duration) -> bool {
         self.last.is_none_or(|last| now - last >= interval)
     }
@@ -23,8 +23,8 @@ impl NotificationPoint {
     }
 }
 
-/// How far a queue pair may catch up whose driver was late: what its rate yields in this time is sent at once. A
-/// driver that sleeps cannot wake for every packet.
+/// How far a queue pair may catch up whose driver was late: what its rate yields in this time is
+/// sent at once. A driver that sleeps cannot wake for every packet.
 pub const CATCH_UP: Duration = Duration::from_micros(20);
 
 /// Spreads packets in time.
@@ -120,7 +120,8 @@ mod tests {
             sent
         };
         assert_eq!(burst(&mut pacer, at(5_000)), 1);
-        // A packet waits, and its driver is late. One nanosecond per byte: 20 packets are 20 us, and one more starts.
+        // A packet waits, and its driver is late. One nanosecond per byte: 20 packets are 20 us,
+        // and one more starts.
         pacer.waits();
         assert_eq!(burst(&mut pacer, at(6_000)), 21);
         assert_eq!(burst(&mut pacer, at(7_000)), 1);

@@ -1,7 +1,8 @@
 //! The ends of round trips, seen in acknowledgements.
 //!
-//! Algorithms that change their reference once per round trip wait for the acknowledgement of a packet
-//! that was sent after the last change. What was in flight at that time tells how many packets that is.
+//! Algorithms that change their reference once per round trip wait for the acknowledgement of a
+//! packet that was sent after the last change. What was in flight at that time tells how many
+//! packets that is.
 
 /// Counts acknowledged packets up to the end of a round trip.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -11,14 +12,15 @@ pub(super) struct Rounds {
 }
 
 impl Rounds {
-    /// `packets` were acknowledged and `in_flight` still are not. Returns whether a round trip is over,
-    /// which the first acknowledgement of all always is.
+    /// `packets` were acknowledged and `in_flight` still are not. Returns whether a round trip is
+    /// over, which the first acknowledgement of all always is.
     pub(super) fn acknowledged(&mut self, packets: u32, in_flight: u32) -> bool {
         self.left = self.left.saturating_sub(packets);
         if self.left > 0 {
             return false;
         }
-        // Those in flight were sent before this moment; the one after them is the first of the new round.
+        // Those in flight were sent before this moment; the one after them is the first of the new
+        // round.
         self.left = in_flight.saturating_add(1);
         true
     }

@@ -2,11 +2,12 @@
 //!
 //! [`RttEstimator`] is the usual pair of a smoothed mean and a smoothed deviation (RFC 6298), in
 //! integers. [`RttHistogram`] counts the samples by powers of two for people to look at.
-//! [`RttProbe`] picks the samples where only cumulative acknowledgements exist: it times one packet at
-//! a time, or a few, and never a retransmitted one, as the acknowledgement would be ambiguous (Karn's rule).
+//! [`RttProbe`] picks the samples where only cumulative acknowledgements exist: it times one packet
+//! at a time, or a few, and never a retransmitted one, as the acknowledgement would be ambiguous
+//! (Karn's rule).
 //!
-//! Samples include the peer's acknowledgement delay: only packets that request an acknowledgement are
-//! timed.
+//! Samples include the peer's acknowledgement delay: only packets that request an acknowledgement
+//! are timed.
 
 use arrayvec::ArrayVec;
 
@@ -21,9 +22,10 @@ pub const RTT_BUCKETS: usize = 24;
 const MOST_TIMES: u64 = 16;
 const LEAST_IMPLAUSIBLE: Duration = Duration::from_millis(100);
 
-/// As much of a round-trip time as the path may have taken, where `usual` is the smoothed one. One packet that went astray,
-/// or a process that was stopped, can make a sample a minute long, and what is derived from it would last for hours. Paths
-/// that have become longer are believed within a few samples.
+/// As much of a round-trip time as the path may have taken, where `usual` is the smoothed one. One
+/// packet that went astray, or a process that was stopped, can make a sample a minute long, and
+/// what is derived from it would last for hours. Paths that have become longer are believed within
+/// a few samples.
 pub(super) fn plausible(rtt: Duration, usual: Duration) -> Duration {
     rtt.min((usual * MOST_TIMES).max(LEAST_IMPLAUSIBLE))
 }
@@ -64,8 +66,8 @@ impl RttEstimator {
         self.min_rtt
     }
 
-    /// How long to wait for a response before it counts as lost: mean plus four deviations, at least
-    /// `floor`.
+    /// How long to wait for a response before it counts as lost: mean plus four deviations, at
+    /// least `floor`.
     pub fn timeout(&self, floor: Duration) -> Option<Duration> {
         let smoothed = self.smoothed()?;
         Some((smoothed + Duration::from_nanos(self.deviation_x4)).max(floor))
@@ -102,8 +104,8 @@ impl RttHistogram {
         self.counts.iter().sum()
     }
 
-    /// The upper bound of the bucket that holds this quantile: `per_mille` of all samples do not exceed
-    /// it.
+    /// The upper bound of the bucket that holds this quantile: `per_mille` of all samples do not
+    /// exceed it.
     pub fn quantile(&self, per_mille: u64) -> Option<Duration> {
         let wanted = (self.total() * per_mille).div_ceil(1000).max(1);
         let mut seen = 0;
@@ -128,8 +130,8 @@ impl RttProbe {
     /// Most packets that can be timed at a time.
     pub const MOST: usize = 8;
 
-    /// A packet that requests an acknowledgement was sent for the first time. It is timed unless `most` packets are,
-    /// or the last one was sent too short a time before.
+    /// A packet that requests an acknowledgement was sent for the first time. It is timed unless
+    /// `most` packets are, or the last one was sent too short a time before.
     pub fn sent(&mut self, psn: Psn, now: Time, most: usize) {
         let most = most.clamp(1, RttProbe::MOST);
         let spacing = self.rtt.as_nanos() / most as u64;
@@ -144,7 +146,8 @@ impl RttProbe {
         self.timed.clear();
     }
 
-    /// Everything before `una` is acknowledged. Returns the sample of the latest timed packet among that.
+    /// Everything before `una` is acknowledged. Returns the sample of the latest timed packet among
+    /// that.
     pub fn answered(&mut self, una: Psn, now: Time) -> Option<Duration> {
         let done = self.timed.iter().take_while(|(psn, _)| psn.is_before(una)).count();
         let (_, sent_at) = self.timed.drain(..done).last()?;

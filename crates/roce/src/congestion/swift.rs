@@ -1,18 +1,19 @@
 //! Swift (Kumar et al., SIGCOMM 2020): a window that keeps the delay at a target.
 //!
-//! Below the target the window grows by `ai` packets per round trip. Above it, at most once per round trip, it is
-//! multiplied by 1 - beta * (delay - target) / delay, and never by less than 1 - `max_cut`. Lost packets cut it by
-//! `max_cut`. The window may be less than a packet; packets are then paced.
+//! Below the target the window grows by `ai` packets per round trip. Above it, at most once per
+//! round trip, it is multiplied by 1 - beta * (delay - target) / delay, and never by less than 1 -
+//! `max_cut`. Lost packets cut it by `max_cut`. The window may be less than a packet; packets are
+//! then paced.
 //!
-//! The target is higher for small windows, so that many senders do not fight for a queue that is shorter than
-//! a packet of each, and shares become equal:
+//! The target is higher for small windows, so that many senders do not fight for a queue that is
+//! shorter than a packet of each, and shares become equal:
 //!
 //! ```text
 //! target = base + range * (1 / sqrt(window) - 1 / sqrt(most)) / (1 / sqrt(least) - 1 / sqrt(most))
 //! ```
 //!
-//! with the second term between 0 and `range`. [`delay`](super::delay) is the control for links that are shared with
-//! others: this one gets little beside TCP.
+//! with the second term between 0 and `range`. [`delay`](super::delay) is the control for links
+//! that are shared with others: this one gets little beside TCP.
 
 use core::num::NonZeroU32;
 
@@ -49,9 +50,9 @@ pub struct SwiftParams {
 }
 
 impl SwiftParams {
-    /// For paths with a round-trip time of `base_rtt` without queues: the settings of `csg-htsim`, which calls several
-    /// of them guesses. It has a target of 20 us for paths of 12 us, five times that as range, and adds 3 us for a
-    /// switch.
+    /// For paths with a round-trip time of `base_rtt` without queues: the settings of `csg-htsim`,
+    /// which calls several of them guesses. It has a target of 20 us for paths of 12 us, five times
+    /// that as range, and adds 3 us for a switch.
     pub const fn new(base_rtt: Duration) -> SwiftParams {
         let base = base_rtt.as_nanos() * 20 / 12;
         SwiftParams {
@@ -75,7 +76,8 @@ pub struct Swift {
     most: u64,
     window: u64,
     rtt: Duration,
-    /// When it was cut last, and the round-trip time then: no cut within that, or within the present one if it is shorter.
+    /// When it was cut last, and the round-trip time then: no cut within that, or within the
+    /// present one if it is shorter.
     cut_at: Option<(Time, Duration)>,
     timeouts: u32,
     /// Packets acknowledged since the last sample.
@@ -263,7 +265,8 @@ mod tests {
         assert_eq!(swift.window, before / 2, "half at most");
     }
 
-    /// A minute late, because a process was stopped: it says nothing about the time to the next cut, or packet.
+    /// A minute late, because a process was stopped: it says nothing about the time to the next
+    /// cut, or packet.
     #[test]
     fn a_late_acknowledgement_postpones_nothing() {
         let mut swift = sender(64);

@@ -1,4 +1,5 @@
-//! TIMELY (Mittal et al., SIGCOMM 2015): a rate from the gradient of round-trip times, as published and patched.
+//! TIMELY (Mittal et al., SIGCOMM 2015): a rate from the gradient of round-trip times, as published
+//! and patched.
 //!
 //! Once per round trip, a new round-trip time changes the rate:
 //!
@@ -9,15 +10,15 @@
 //! | between, and not rising | more | in between, by a weight of the gradient: more, and times |
 //! | between, and rising | times 1 - beta * gradient | 1 - beta * (rtt - low) / low |
 //!
-//! "More" is a constant, and after five times in a row a larger one. The gradient is the smoothed difference of
-//! round-trip times, divided by `min_rtt`.
+//! "More" is a constant, and after five times in a row a larger one. The gradient is the smoothed
+//! difference of round-trip times, divided by `min_rtt`.
 //!
-//! What is published has no unique fixed point: senders keep whatever shares they have when the queue stops
-//! moving. The patch (Zhu et al., CoNEXT 2016) gives it one, by following the delay itself where the
-//! gradient is about 0.
+//! What is published has no unique fixed point: senders keep whatever shares they have when the
+//! queue stops moving. The patch (Zhu et al., CoNEXT 2016) gives it one, by following the delay
+//! itself where the gradient is about 0.
 //!
-//! Source of the parameters: the simulations published with HPCC (Li et al., SIGCOMM 2019). Round-trip times
-//! include the time that packets spend in the sender's own queues.
+//! Source of the parameters: the simulations published with HPCC (Li et al., SIGCOMM 2019).
+//! Round-trip times include the time that packets spend in the sender's own queues.
 
 use super::rounds::Rounds;
 use super::{Controller, Event, Limits, scaled, window_of};
@@ -82,8 +83,9 @@ impl TimelyParams {
         }
     }
 
-    /// `timely-patched` on a link of `line_bps`. Its authors give the patch a beta of 0.008 for updates once per
-    /// 16 KiB; once per round trip, which is several of these, its cuts are 10 times as strong.
+    /// `timely-patched` on a link of `line_bps`. Its authors give the patch a beta of 0.008 for
+    /// updates once per 16 KiB; once per round trip, which is several of these, its cuts are 10
+    /// times as strong.
     pub const fn patched(line_bps: u64) -> TimelyParams {
         TimelyParams {
             name: "timely-patched",
@@ -306,8 +308,8 @@ mod tests {
         assert_eq!(sender.rate_bps(), before + 25 * MBIT);
     }
 
-    /// Senders of unequal rates over one queue, in steps of a round trip: the share of the slowest in percent
-    /// of a fair one.
+    /// Senders of unequal rates over one queue, in steps of a round trip: the share of the slowest
+    /// in percent of a fair one.
     fn slowest_share(params: TimelyParams) -> u64 {
         let rates = [LINE * 7 / 10, LINE * 2 / 10, LINE / 10];
         let mut senders = rates.map(|rate| at(rate, params));

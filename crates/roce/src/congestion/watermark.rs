@@ -1,23 +1,26 @@
 //! Watermarks of switch buffers: what the control plane of the network knows of a path, late.
 //!
-//! Switches keep, for each port and class, the longest queue since the register was last read. A collector reads the
-//! registers at intervals and tells hosts about the ports on the ways of their flows: a [`Watermark`]. That is slower
-//! than any mark or stamp in a packet, and there where switches do neither.
+//! Switches keep, for each port and class, the longest queue since the register was last read. A
+//! collector reads the registers at intervals and tells hosts about the ports on the ways of their
+//! flows: a [`Watermark`]. That is slower than any mark or stamp in a packet, and there where
+//! switches do neither.
 //!
-//! A [`Cap`] limits the rate of a sender by them. It needs no rate of the sender's own, since it starts from what the path
-//! delivered between two reports:
+//! A [`Cap`] limits the rate of a sender by them. It needs no rate of the sender's own, since it
+//! starts from what the path delivered between two reports:
 //!
-//! - A queue above [`HIGH`] cuts the cap below the delivered rate, so far that the excess drains within two intervals, and
-//!   by half at most.
-//!   Where packets were lost, half of the rate before counts as delivered, if that is more.
-//! - When it has drained, the cap returns to seven eighths of what was delivered. Intervals that began before then say
-//!   nothing about the cut, and are not judged.
-//! - A queue below [`LOW`] raises it by 1/1024 of the port's rate; after eight times, by twice as much each further time.
-//! - Without a report for eight intervals, or 100 ms, but for one and a half intervals at least, it ends. It does so, too,
-//!   where packets are marked: a mark is the better signal.
+//! - A queue above [`HIGH`] cuts the cap below the delivered rate, so far that the excess drains
+//!   within two intervals, and by half at most. Where packets were lost, half of the rate before
+//!   counts as delivered, if that is more.
+//! - When it has drained, the cap returns to seven eighths of what was delivered. Intervals that
+//!   began before then say nothing about the cut, and are not judged.
+//! - A queue below [`LOW`] raises it by 1/1024 of the port's rate; after eight times, by twice as
+//!   much each further time.
+//! - Without a report for eight intervals, or 100 ms, but for one and a half intervals at least, it
+//!   ends. It does so, too, where packets are marked: a mark is the better signal.
 //!
-//! So a sender without other signals follows the queue at the pace of the collector. Nothing that a report says can stop a
-//! sender: the cap has a floor, a cut a limit, and a report that is old, repeated or impossible is refused.
+//! So a sender without other signals follows the queue at the pace of the collector. Nothing that a
+//! report says can stop a sender: the cap has a floor, a cut a limit, and a report that is old,
+//! repeated or impossible is refused.
 
 use core::num::NonZeroU64;
 
@@ -31,13 +34,15 @@ pub const HIGH: Duration = Duration::from_micros(100);
 /// With queues that take less than this, more may be sent: that is where switches begin to mark.
 pub const LOW: Duration = Duration::from_micros(32);
 
-/// A report whose interval ended longer ago is refused, and longer intervals are taken for this long.
+/// A report whose interval ended longer ago is refused, and longer intervals are taken for this
+/// long.
 pub const MAX_AGE: Duration = Duration::from_millis(100);
 
 /// Intervals without a report until the cap ends, at most [`MAX_AGE`] in all.
 const LIFETIME: u64 = 8;
 
-/// But not before the next report is late by half an interval: no cap outlasts its last report by more than 150 ms.
+/// But not before the next report is late by half an interval: no cap outlasts its last report by
+/// more than 150 ms.
 const LEAST_LIFETIME_HALVES: u64 = 3;
 
 /// A queue that takes longer is taken for one that takes this long.
@@ -156,8 +161,8 @@ impl Cap {
         [rate_bps, self.rate_bps].into_iter().flatten().min()
     }
 
-    /// A packet left with so many bytes; a full one has `full`. Where no rate limits the sender, nobody counts: its packets
-    /// are taken for full ones until there is a cap.
+    /// A packet left with so many bytes; a full one has `full`. Where no rate limits the sender,
+    /// nobody counts: its packets are taken for full ones until there is a cap.
     #[inline]
     pub(super) fn sent(&mut self, bytes: u64, full: u64) {
         self.sent = [self.sent[0].saturating_add(bytes), self.sent[1].saturating_add(full)];
@@ -201,7 +206,8 @@ impl Cap {
         *self = Cap { heard_until, notified_at, ..Cap::default() };
     }
 
-    /// A report. One that is implausible, or of an interval that was reported before, changes nothing.
+    /// A report. One that is implausible, or of an interval that was reported before, changes
+    /// nothing.
     pub(super) fn hear(&mut self, now: Time, watermark: &Watermark) {
         self.handle_timeout(now);
         if watermark.check(now).is_err() || watermark.until <= self.heard_until {
@@ -230,8 +236,8 @@ impl Cap {
         }
     }
 
-    /// Bits per second since the last report; `None` if that is not known, or was nothing: a READ's responses are not
-    /// acknowledged, and who sends nothing cannot send less.
+    /// Bits per second since the last report; `None` if that is not known, or was nothing: a READ's
+    /// responses are not acknowledged, and who sends nothing cannot send less.
     fn take_delivered(&mut self, now: Time) -> Option<u64> {
         let sent = core::mem::take(&mut self.sent);
         // What was so before holds only where each packet is counted.
@@ -306,7 +312,8 @@ mod tests {
         assert_eq!(hear(&mut cap, 884, &mark(3, 10_000)), Some(884), "it still drains");
         cap.handle_timeout(at(4));
         assert_eq!(cap.rate_bps(), Some(875_000_000), "seven eighths of what was delivered");
-        // The first interval that began afterwards; a queue of 10 ms takes longer than two intervals even at half the rate.
+        // The first interval that began afterwards; a queue of 10 ms takes longer than two
+        // intervals even at half the rate.
         assert_eq!(hear(&mut cap, 884, &mark(4, 10_000)), Some(875));
         assert_eq!(hear(&mut cap, 800, &mark(5, 10_000)), Some(400));
         assert_eq!(cap.drains.map(|(at, _)| at.as_nanos()), Some(5 * MS + 2 * (10 * MS - 32_000)));
@@ -334,7 +341,8 @@ mod tests {
             cap.rate_bps()
         };
         assert_eq!(hear_short(&mut cap, 1), Some(52_800_000));
-        // With a cap, what is acknowledged later is like what was sent before; without one, it may be anything.
+        // With a cap, what is acknowledged later is like what was sent before; without one, it may
+        // be anything.
         let hear_later = |cap: &mut Cap, ms| {
             cap.judged_from = Time::ZERO;
             cap.acknowledged(50 * 1_068);
@@ -437,7 +445,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is reported, a cap is not below its floor, a cut not below half of what was delivered, and all ends.
+        /// Whatever is reported, a cap is not below its floor, a cut not below half of what was
+        /// delivered, and all ends.
         #[test]
         fn no_report_stops_a_sender(
             reports in proptest::collection::vec((watermark(), 0..10 * MS, 0..1_000_000_u64), 1..50),

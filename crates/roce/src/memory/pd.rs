@@ -1,5 +1,5 @@
-//! Protection domains: an identity, and a count of its queue pairs and shared receive queues. Regions
-//! and windows are counted in their own tables.
+//! Protection domains: an identity, and a count of its queue pairs and shared receive queues.
+//! Regions and windows are counted in their own tables.
 
 use alloc::collections::BTreeMap;
 

@@ -1,18 +1,20 @@
-//! Memory regions: which bytes a peer or work request may access, and under which key (contract C3).
+//! Memory regions: which bytes a peer or work request may access, and under which key (contract
+//! C3).
 //!
 //! Every access of the transport, local or remote, passes [`RegionTable::check`] or
 //! [`RegionTable::check_remote`] when the packet is built or placed. No check is cached, so
 //! deregistering a region in the middle of a message stops the message there. The table never sees
 //! payload.
 //!
-//! Work requests and peers address bytes by the region's own addresses, which start where the program
-//! chose; a check that passes returns the backing addresses.
+//! Work requests and peers address bytes by the region's own addresses, which start where the
+//! program chose; a check that passes returns the backing addresses.
 //!
 //! A local key is the region's slot in the low bits and a tag above it. The tag comes from a
 //! permutation of the slot's registration count: keys look unrelated, and none is reused before the
 //! count has wrapped. A remote key is slot and count together, encrypted ([`Cipher`]): its 31 bits
-//! reveal nothing about any other key, and guessing finds a given region once in 2^31 - 1 tries. The
-//! top bit of a region's keys is 0; keys that have it set are those of memory windows ([`window`]).
+//! reveal nothing about any other key, and guessing finds a given region once in 2^31 - 1 tries.
+//! The top bit of a region's keys is 0; keys that have it set are those of memory windows
+//! ([`window`]).
 
 mod window;
 
@@ -161,8 +163,8 @@ impl RegionTable {
         Ok(())
     }
 
-    /// Moves a region without bound windows into another domain or changes its rights. Keys and bytes
-    /// stay: peers keep using the key they have.
+    /// Moves a region without bound windows into another domain or changes its rights. Keys and
+    /// bytes stay: peers keep using the key they have.
     pub(crate) fn change(&mut self, lkey: u32, pd: PdId, access: Access) -> Result<(), VerbsError> {
         let region = self.by_lkey(lkey).ok_or(VerbsError::NoRegion(lkey))?;
         if region.windows > 0 {
@@ -254,10 +256,10 @@ impl RegionTable {
         self.check(pd, kind, range)
     }
 
-    /// Checks that queue pair `qpn` of `pd` may invalidate a remote key, in a work request of its own
-    /// or of its peer: only that of a type 2 window bound to it. A region belongs to the program: a
-    /// peer could otherwise revoke it for all others (IBA 10.6.5 leaves this to regions made for fast
-    /// registration, which do not exist here).
+    /// Checks that queue pair `qpn` of `pd` may invalidate a remote key, in a work request of its
+    /// own or of its peer: only that of a type 2 window bound to it. A region belongs to the
+    /// program: a peer could otherwise revoke it for all others (IBA 10.6.5 leaves this to regions
+    /// made for fast registration, which do not exist here).
     pub(crate) fn check_invalidate(
         &self,
         pd: PdId,
@@ -336,8 +338,8 @@ fn contradiction(wanted: &Registration) -> Option<&'static str> {
         .then_some("remote write and remote atomic need local write")
 }
 
-/// The remote key of region `id`. No region has the key 0: the image of 0, which is no region's id, is
-/// used in its place.
+/// The remote key of region `id`. No region has the key 0: the image of 0, which is no region's id,
+/// is used in its place.
 fn seal_key(rkeys: &Cipher, id: u32) -> u32 {
     match rkeys.seal(id) {
         0 => rkeys.seal(0),
@@ -355,8 +357,8 @@ fn open_key(rkeys: &Cipher, rkey: u32) -> u32 {
     }
 }
 
-/// The tag 0 is excluded, so that no region has key 0. The image of generation 0, which does not occur,
-/// is used in its place.
+/// The tag 0 is excluded, so that no region has key 0. The image of generation 0, which does not
+/// occur, is used in its place.
 fn key(layout: Layout, id: u32, generation: u32, seed: u64) -> u32 {
     let index = layout.index_of(id);
     let slot_seed = Rng::new(seed ^ u64::from(index)).next_u64();
@@ -430,7 +432,8 @@ mod tests {
         }
     }
 
-    /// Remote keys of neighbouring slots, and successive keys of one slot, are spread over all numbers.
+    /// Remote keys of neighbouring slots, and successive keys of one slot, are spread over all
+    /// numbers.
     #[test]
     fn remote_keys_have_no_bits_in_common() {
         let mut table = RegionTable::new(1 << 14, &mut Rng::new(4));

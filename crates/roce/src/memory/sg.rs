@@ -15,7 +15,8 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// Bytes of a payload that are not placed. No region contains the last byte of the address space.
+    /// Bytes of a payload that are not placed. No region contains the last byte of the address
+    /// space.
     pub const fn skipped(len: u32) -> Placement {
         Placement { addr: u64::MAX, len }
     }
@@ -48,8 +49,8 @@ pub(crate) fn placed_bytes(pieces: &[Placement]) -> u64 {
     pieces.iter().map(|piece| u64::from(piece.len)).sum()
 }
 
-/// Skips the bytes of `pieces` within `low..high`. Returns false, and changes nothing, if that takes
-/// more pieces than there is room for.
+/// Skips the bytes of `pieces` within `low..high`. Returns false, and changes nothing, if that
+/// takes more pieces than there is room for.
 #[must_use]
 pub(crate) fn skip(pieces: &mut Placements, low: u64, high: u64) -> bool {
     let mut cut = Placements::new();
@@ -90,8 +91,8 @@ pub(crate) fn check_all(
     })
 }
 
-/// Resolves `len` bytes from `offset` of the message described by `sges`. Each piece is checked and its
-/// backing address added to `pieces`; none is added if one is refused.
+/// Resolves `len` bytes from `offset` of the message described by `sges`. Each piece is checked and
+/// its backing address added to `pieces`; none is added if one is refused.
 ///
 /// The caller has checked that the list is long enough.
 pub(crate) fn resolve(

@@ -1,10 +1,11 @@
-//! Congestion control of one queue pair: when its next packet may be sent, and its notifications to the
-//! peer.
+//! Congestion control of one queue pair: when its next packet may be sent, and its notifications to
+//! the peer.
 //!
-//! Connects a [`Controller`] to the queue pair: packets marked by the network become notifications to
-//! the peer, the controller gets the peer's notifications and the progress of sent packets, and its
-//! rate paces requests and READ responses. Acknowledgements and notifications are never delayed. What
-//! switches have written into the peer's data goes back to it with the next acknowledgement.
+//! Connects a [`Controller`] to the queue pair: packets marked by the network become notifications
+//! to the peer, the controller gets the peer's notifications and the progress of sent packets, and
+//! its rate paces requests and READ responses. Acknowledgements and notifications are never
+//! delayed. What switches have written into the peer's data goes back to it with the next
+//! acknowledgement.
 
 use alloc::boxed::Box;
 use core::num::NonZeroU32;
@@ -28,7 +29,8 @@ use crate::wire::{Headers, ICRC_BYTES, Operation};
 /// The traffic class customary for notifications, ahead of data.
 const CNP_DSCP: u8 = 48;
 
-/// The traffic class of short messages and of acknowledgements where the receiver advertises windows: expedited forwarding.
+/// The traffic class of short messages and of acknowledgements where the receiver advertises
+/// windows: expedited forwarding.
 const URGENT_DSCP: u8 = 46;
 
 /// IP and UDP headers, in bytes: the rate includes them.
@@ -72,11 +74,12 @@ pub(super) struct Congestion {
     telemetry: Option<Sampling>,
     /// What the latest data of the peer has collected, to be returned.
     collected: Option<Box<Report>>,
-    /// The parameters, where the receiver advertises windows; and what the peer's latest data said of its demand.
+    /// The parameters, where the receiver advertises windows; and what the peer's latest data said
+    /// of its demand.
     advertised: Option<AdvertisedParams>,
     demand: Option<u32>,
-    /// READs or atomics, or responses to them, have left: from then on all packets stay in the class of the path, since
-    /// others must not overtake these.
+    /// READs or atomics, or responses to them, have left: from then on all packets stay in the
+    /// class of the path, since others must not overtake these.
     has_responses: bool,
 }
 
@@ -274,7 +277,8 @@ impl Congestion {
         self.demand.take()
     }
 
-    /// Completes a packet: data says how many packets follow, an acknowledgement which window the peer has.
+    /// Completes a packet: data says how many packets follow, an acknowledgement which window the
+    /// peer has.
     pub(super) fn put_hint(
         &mut self,
         (path, headers): &mut (Path, Headers),

@@ -34,7 +34,8 @@ pub(super) struct PacketHeaders {
     pub(super) ext: Ext,
     pub(super) ack_req: bool,
     pub(super) solicited: bool,
-    /// Selective repeat: not to be placed out of order. Signalled by a migration bit of 0 in the BTH.
+    /// Selective repeat: not to be placed out of order. Signalled by a migration bit of 0 in the
+    /// BTH.
     pub(super) ordered: bool,
 }
 
@@ -80,8 +81,8 @@ impl QpContext {
         }
     }
 
-    /// PSNs that a request of `len` bytes takes. In go-back-N a READ takes one for each response; in
-    /// selective repeat requests are counted without gaps, and responses by their offset.
+    /// PSNs that a request of `len` bytes takes. In go-back-N a READ takes one for each response;
+    /// in selective repeat requests are counted without gaps, and responses by their offset.
     pub(super) fn psns(&self, len: u32, is_read: bool) -> u32 {
         if is_read && self.is_selective() { 1 } else { self.packets(len) }
     }

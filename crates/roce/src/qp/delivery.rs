@@ -16,9 +16,9 @@ pub struct Delivery {
     pub pieces: Placements,
     /// What precedes the payload, or replaces the placement.
     pub insert: Insert,
-    /// If not 0: the packet is a request behind READs with this many responses still to be sent, and
-    /// was not processed yet. [`world::turn`](crate::world::turn) gathers these responses if they are
-    /// few, and then passes the packet to
+    /// If not 0: the packet is a request behind READs with this many responses still to be sent,
+    /// and was not processed yet. [`world::turn`](crate::world::turn) gathers these responses if
+    /// they are few, and then passes the packet to
     /// [`handle_held`](crate::endpoint::Endpoint::handle_held).
     pub owed_packets: u32,
 }

@@ -24,8 +24,9 @@ use crate::verbs::{
 };
 
 impl Qp {
-    /// Carries a send out at once, queues it, or lets it wait for the packets before it. It is taken where it has to be
-    /// kept: moving every request here would be much of what a direct one costs.
+    /// Carries a send out at once, queues it, or lets it wait for the packets before it. It is
+    /// taken where it has to be kept: moving every request here would be much of what a direct one
+    /// costs.
     pub(crate) fn post_direct(
         &mut self,
         cx: &mut Context<'_>,
@@ -61,7 +62,8 @@ impl Qp {
         self.post_send(cx, mem::take(wr)).map(|()| Posted::Queued)
     }
 
-    /// Carries a send out or hands it over, if nothing is against that; a long one has to wait for its turn.
+    /// Carries a send out or hands it over, if nothing is against that; a long one has to wait for
+    /// its turn.
     fn try_direct(
         &mut self,
         cx: &mut Context<'_>,
@@ -94,8 +96,8 @@ impl Qp {
         Ok(Posted::Held)
     }
 
-    /// Carries out requests that have waited for the packets before them while `budget` lasts, and takes their
-    /// bytes off it. If one is refused, all become packets.
+    /// Carries out requests that have waited for the packets before them while `budget` lasts, and
+    /// takes their bytes off it. If one is refused, all become packets.
     pub(crate) fn carry_out_held(
         &mut self,
         cx: &mut Context<'_>,
@@ -148,8 +150,8 @@ impl Qp {
         }
     }
 
-    /// SENDs are handed over when their turn comes. Where all requests wait, those that are never direct become packets then.
-    /// What is behind them waits until they are acknowledged.
+    /// SENDs are handed over when their turn comes. Where all requests wait, those that are never
+    /// direct become packets then. What is behind them waits until they are acknowledged.
     fn release_messages(
         &mut self,
         cx: &mut Context<'_>,
@@ -193,8 +195,8 @@ impl Qp {
         }
     }
 
-    /// Lets every send wait until [`carry_out_held`](Qp::carry_out_held), or no longer: those that wait become packets, unless
-    /// they are behind messages that were handed over.
+    /// Lets every send wait until [`carry_out_held`](Qp::carry_out_held), or no longer: those that
+    /// wait become packets, unless they are behind messages that were handed over.
     pub(crate) fn hold_sends(&mut self, holding: Holding) {
         self.held(|held| held.set_holding(holding));
         if let (Kind::Rc(rc), Holding::Runs) = (&mut self.kind, holding)
@@ -326,8 +328,8 @@ impl Qp {
         self.fail_send(cx, fault);
     }
 
-    /// A message that a local peer hands over: puts its placement into `cx.pieces` and completes a receive. Returns false
-    /// if it is refused; the local peer then sends it as packets.
+    /// A message that a local peer hands over: puts its placement into `cx.pieces` and completes a
+    /// receive. Returns false if it is refused; the local peer then sends it as packets.
     pub(crate) fn handle_message(
         &mut self,
         cx: &mut Context<'_>,
@@ -375,8 +377,8 @@ impl Qp {
         }
     }
 
-    /// Carries out a part of a send of `len` bytes that [`may_be_direct`](Qp::may_be_direct), and completes it if that is the
-    /// last one.
+    /// Carries out a part of a send of `len` bytes that [`may_be_direct`](Qp::may_be_direct), and
+    /// completes it if that is the last one.
     fn carry_out(
         &self,
         cx: &mut Context<'_>,
@@ -460,8 +462,8 @@ impl Qp {
         self.qpc.rate_limit_bps > 0 || !matches!(self.qpc.peer.congestion, CongestionControl::Off)
     }
 
-    /// What local peers need to know about it: its domain, what its peer may do, and whether it serves
-    /// requests, and READs.
+    /// What local peers need to know about it: its domain, what its peer may do, and whether it
+    /// serves requests, and READs.
     pub(crate) fn offers_directly(&self) -> (PdId, Access, bool, bool) {
         // The first request of a peer raises an event in RTR, so it is a packet.
         let connected = matches!(self.state, QpState::Rts | QpState::Sqd)

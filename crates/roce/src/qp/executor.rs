@@ -1,17 +1,18 @@
-//! Executes the peer's requests on a reliable connection, in PSN order: each packet is checked in its
-//! turn, then placed or executed (IBA 9.7.4 to 9.7.5, responder side; the checks are in the order of
-//! table 49).
+//! Executes the peer's requests on a reliable connection, in PSN order: each packet is checked in
+//! its turn, then placed or executed (IBA 9.7.4 to 9.7.5, responder side; the checks are in the
+//! order of table 49).
 //!
-//! Both modes of loss recovery share this. The mode decides which packet's turn it is, what to do with
-//! the others, and what an executed request ([`Executed`]) means for message numbers and responses.
+//! Both modes of loss recovery share this. The mode decides which packet's turn it is, what to do
+//! with the others, and what an executed request ([`Executed`]) means for message numbers and
+//! responses.
 //!
 //! Responses are sent in PSN order, because the requester takes each as an acknowledgement of
 //! everything before it. So there is a queue of READs and atomics to respond to
-//! ([`resources`](super::resources)), and *one* pending acknowledgement or NAK, always the latest: the
-//! last acknowledgement covers all earlier ones.
+//! ([`resources`](super::resources)), and *one* pending acknowledgement or NAK, always the latest:
+//! the last acknowledgement covers all earlier ones.
 //!
-//! Invariants: nothing is placed before all checks of its packet have passed; keys are checked again
-//! for every packet (C3).
+//! Invariants: nothing is placed before all checks of its packet have passed; keys are checked
+//! again for every packet (C3).
 
 use super::context::{PacketHeaders, QpContext};
 use super::delivery::{AtomicJob, Insert};
@@ -60,8 +61,8 @@ pub(super) enum Refused {
     Fatal(Fatal),
 }
 
-/// An error that ends the connection, and the completion status of the receive in progress if it is not
-/// flushed.
+/// An error that ends the connection, and the completion status of the receive in progress if it is
+/// not flushed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Fatal {
     pub(super) recv_status: WcStatus,
@@ -164,8 +165,8 @@ impl Executor {
     // ---- requests ------------------------------------------------------------------------------
 
     /// Checks and executes the packet whose turn it is. Puts the placement of its payload into
-    /// `cx.pieces`, and its atomic into `cx.insert`. Packets after one that is not executed are dropped
-    /// silently until it is retransmitted.
+    /// `cx.pieces`, and its atomic into `cx.insert`. Packets after one that is not executed are
+    /// dropped silently until it is retransmitted.
     pub(super) fn execute(
         &mut self,
         cx: &mut Scope<'_, '_>,
@@ -244,8 +245,8 @@ impl Executor {
             return Err(bad_length(cx).into());
         }
         let addr = check_remote(cx, AccessKind::RemoteAtomic, word_of(atomic))?;
-        // The rule applies to the address that the peer sent (IBA 9.4.5); the processor's atomics also
-        // need the backing address aligned.
+        // The rule applies to the address that the peer sent (IBA 9.4.5); the processor's atomics
+        // also need the backing address aligned.
         if !(atomic.addr | addr).is_multiple_of(8) {
             return Err(invalid(cx, |c| &mut c.misaligned_atomics).into());
         }
@@ -269,9 +270,9 @@ impl Executor {
         Err(invalid(cx, |c| &mut c.too_many_reads))
     }
 
-    /// Whether the bytes of an executed READ may still be read; `is_known` tells whether `part` is part
-    /// of it. If not, there is no response: a network duplicate may name a key that was legitimately
-    /// revoked, and forged READs reveal nothing.
+    /// Whether the bytes of an executed READ may still be read; `is_known` tells whether `part` is
+    /// part of it. If not, there is no response: a network duplicate may name a key that was
+    /// legitimately revoked, and forged READs reveal nothing.
     pub(super) fn may_read_again(
         &self,
         cx: &mut Scope<'_, '_>,
@@ -293,8 +294,8 @@ impl Executor {
         is_allowed
     }
 
-    /// Whether `part` begins `offset` bytes into the executed READ that contains `psn`; `offset` gets
-    /// the number of PSNs between the READ's first one and `psn`.
+    /// Whether `part` begins `offset` bytes into the executed READ that contains `psn`; `offset`
+    /// gets the number of PSNs between the READ's first one and `psn`.
     pub(super) fn is_part_of_read(
         &self,
         psn: Psn,

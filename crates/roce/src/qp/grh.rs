@@ -1,9 +1,10 @@
 //! The 40 bytes in front of every received datagram (IBA 8.3, annex A17.4.5).
 //!
-//! In RoCEv1 they are the GRH itself. Over IPv6 they are the IPv6 header. Over IPv4 the last 20 bytes are the IPv4 header, and the first
-//! 20, which have no meaning, are zero. The headers are rebuilt from what the wire reports: the IPv4
-//! identification, which it does not report, is zero, and the checksum is that of the rebuilt header,
-//! because programs use it to distinguish the two versions.
+//! In RoCEv1 they are the GRH itself. Over IPv6 they are the IPv6 header. Over IPv4 the last 20
+//! bytes are the IPv4 header, and the first 20, which have no meaning, are zero. The headers are
+//! rebuilt from what the wire reports: the IPv4 identification, which it does not report, is zero,
+//! and the checksum is that of the rebuilt header, because programs use it to distinguish the two
+//! versions.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

@@ -1,8 +1,9 @@
 //! SENDs that were handed to a local peer, until it has decided on them ([`crate::direct`]).
 //!
-//! They are behind all packets and before all requests that wait. The local peer takes them in order, so an acknowledgement is on
-//! the oldest one without an acknowledgement. After the first refusal the rest of the *round* is refused, too; when all acknowledgements
-//! are there, those that were not taken become packets, in order, and the next round begins after some SENDs as packets:
+//! They are behind all packets and before all requests that wait. The local peer takes them in
+//! order, so an acknowledgement is on the oldest one without an acknowledgement. After the first
+//! refusal the rest of the *round* is refused, too; when all acknowledgements are there, those that
+//! were not taken become packets, in order, and the next round begins after some SENDs as packets:
 //! a refusal costs the bytes and a round trip.
 
 use alloc::collections::VecDeque;
@@ -66,7 +67,8 @@ impl HandedOver {
         self.round
     }
 
-    /// Whether a message may be handed over: none of the round is refused, and it is not the turn of packets.
+    /// Whether a message may be handed over: none of the round is refused, and it is not the turn
+    /// of packets.
     pub(super) fn may_hand_over(&mut self) -> bool {
         if self.rest > 0 && self.queue.is_empty() {
             self.rest -= 1;

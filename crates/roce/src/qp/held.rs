@@ -1,14 +1,15 @@
 //! Requests that wait until the packets before them are acknowledged, to be carried out directly
 //! ([`crate::direct`]).
 //!
-//! A program that keeps its send queue full would never get back from packets to the direct path, because a
-//! request is direct only behind an empty queue. After a run of requests that only the packets before them
-//! kept from being direct, the next ones wait here. They take places of the send queue, and everything
-//! posted behind them waits too, so that requests stay in order. If the peer then refuses one, all of them
-//! become packets, and the next run has to be twice as long: waiting costs a round trip. Long requests wait, too, and are
-//! carried out in parts.
+//! A program that keeps its send queue full would never get back from packets to the direct path,
+//! because a request is direct only behind an empty queue. After a run of requests that only the
+//! packets before them kept from being direct, the next ones wait here. They take places of the
+//! send queue, and everything posted behind them waits too, so that requests stay in order. If the
+//! peer then refuses one, all of them become packets, and the next run has to be twice as long:
+//! waiting costs a round trip. Long requests wait, too, and are carried out in parts.
 //!
-//! A program that lets its driver carry requests out has all of them wait from their post on ([`Held::set_holding`]).
+//! A program that lets its driver carry requests out has all of them wait from their post on
+//! ([`Held::set_holding`]).
 
 use alloc::collections::VecDeque;
 
@@ -89,8 +90,8 @@ impl Held {
         self.holding == Holding::Relaxed
     }
 
-    /// A request became packets: `only_outstanding` if nothing but the packets before it was in the way. Returns
-    /// whether such a request should wait instead.
+    /// A request became packets: `only_outstanding` if nothing but the packets before it was in the
+    /// way. Returns whether such a request should wait instead.
     pub(super) fn should_wait(&mut self, only_outstanding: bool) -> bool {
         self.run = if only_outstanding { self.run + 1 } else { 0 };
         let waits = self.run > self.wanted;

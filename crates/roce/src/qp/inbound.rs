@@ -1,10 +1,10 @@
-//! The message arriving on a connection: the packet checks of RC and UC, and the effects of executing
-//! them (IBA 9.7.4, 9.8.2; the checks are in the order of table 49).
+//! The message arriving on a connection: the packet checks of RC and UC, and the effects of
+//! executing them (IBA 9.7.4, 9.8.2; the checks are in the order of table 49).
 //!
 //! A message is a SEND into the current receive or a WRITE, in packets of one kind: first, middle,
-//! last, or only. Each packet is checked as a whole before any of it is placed, and keys are checked
-//! anew for every packet (C3). Violations are counted here; the service decides what they mean for the
-//! queue pair: RC sends a NAK, UC drops the message.
+//! last, or only. Each packet is checked as a whole before any of it is placed, and keys are
+//! checked anew for every packet (C3). Violations are counted here; the service decides what they
+//! mean for the queue pair: RC sends a NAK, UC drops the message.
 
 use super::context::QpContext;
 use super::recv_queue::RecvQueue;
@@ -113,8 +113,9 @@ impl Inbound {
         Ok(completes.is_some())
     }
 
-    /// Checks a whole SEND that came without packets, puts its placement into `cx.pieces`, and completes its receive. `None`
-    /// where it does not fit: nothing has changed then, and the packets that follow say what is wrong.
+    /// Checks a whole SEND that came without packets, puts its placement into `cx.pieces`, and
+    /// completes its receive. `None` where it does not fit: nothing has changed then, and the
+    /// packets that follow say what is wrong.
     pub(super) fn take_message(
         &mut self,
         cx: &mut Scope<'_, '_>,
@@ -255,8 +256,8 @@ pub(super) fn put_piece(cx: &mut Scope<'_, '_>, addr: u64, len: u32) {
     }
 }
 
-/// The payload's length, if the opcode allows it: first and middle packets are full, last ones are not
-/// empty.
+/// The payload's length, if the opcode allows it: first and middle packets are full, last ones are
+/// not empty.
 pub(super) fn legal_length(opcode: Opcode, payload_len: usize, mtu: u32) -> Option<u32> {
     let legal = match (opcode.starts_message(), opcode.ends_message()) {
         (_, false) => mtu..=mtu,
@@ -283,8 +284,8 @@ pub(super) fn bad_length(cx: &mut Scope<'_, '_>) -> Violation {
     invalid(cx, |c| &mut c.bad_length)
 }
 
-/// An operation that the queue pair does not offer its peer is an invalid request, whatever its address
-/// and key (IBA 9.7.4.1.4).
+/// An operation that the queue pair does not offer its peer is an invalid request, whatever its
+/// address and key (IBA 9.7.4.1.4).
 pub(super) fn check_enabled(
     cx: &mut Scope<'_, '_>,
     is_enabled: impl FnOnce(&Access) -> bool,

@@ -1,8 +1,8 @@
 //! Queue pairs: states, and the code shared by the transport services.
 //!
-//! Each service handles packets in its own module ([`rc`], [`uc`], [`ud`]). This module has what they
-//! share: the state (IBA 10.3.1), which decides what may be posted and received, and the handling of
-//! failures. [`transition`] has the legal state transitions.
+//! Each service handles packets in its own module ([`rc`], [`uc`], [`ud`]). This module has what
+//! they share: the state (IBA 10.3.1), which decides what may be posted and received, and the
+//! handling of failures. [`transition`] has the legal state transitions.
 //!
 //! | state | receives | arriving packets | sends |
 //! |---|---|---|---|
@@ -13,8 +13,8 @@
 //! | Sqe | queued | served | flushed |
 //! | Error | flushed | dropped | flushed |
 //!
-//! The verbs refuse receives in Reset; here they are accepted, so that a program that connects in one
-//! step can post first.
+//! The verbs refuse receives in Reset; here they are accepted, so that a program that connects in
+//! one step can post first.
 //!
 //! Nothing in here looks at payload, keeps time or allocates per packet.
 
@@ -79,8 +79,8 @@ use send_queue::SendQueue;
 use uc::Uc;
 use ud::Ud;
 
-/// Most responses that READs may still miss when a request behind them is sent. Our responder gathers
-/// that many; behind more, the request would be held back and have to be retransmitted.
+/// Most responses that READs may still miss when a request behind them is sent. Our responder
+/// gathers that many; behind more, the request would be held back and have to be retransmitted.
 pub(crate) const HELD_RESPONSES: u32 = 16;
 
 /// Whether the peer at this path and queue pair number is stalled ([`Wire`](crate::io::Wire)).
@@ -454,8 +454,8 @@ impl Qp {
         }
     }
 
-    /// Discards all work and all unpolled completions. Receives of a shared queue return to it, in the
-    /// order in which they were taken.
+    /// Discards all work and all unpolled completions. Receives of a shared queue return to it, in
+    /// the order in which they were taken.
     pub(crate) fn reset(&mut self, cx: &mut Context<'_>) {
         let mut srq_slots = Vec::new();
         for cq in self.cqs() {
@@ -533,7 +533,8 @@ impl Qp {
         }
     }
 
-    /// A reliable connection fails with its first failed send; the other services only stop sending.
+    /// A reliable connection fails with its first failed send; the other services only stop
+    /// sending.
     fn fail_send(&mut self, cx: &mut Context<'_>, fault: Fault) {
         match fault.status {
             WcStatus::RetryExceeded => cx.count(|c| &mut c.retries_exceeded),
@@ -562,8 +563,8 @@ impl Qp {
         self.enter_error(cx, None, fatal.recv_status, true);
     }
 
-    /// Completes every work request: `fault` gives the status of one send, `recv_status` that of the
-    /// oldest receive, all others are flushed.
+    /// Completes every work request: `fault` gives the status of one send, `recv_status` that of
+    /// the oldest receive, all others are flushed.
     fn enter_error(
         &mut self,
         cx: &mut Context<'_>,
@@ -846,8 +847,9 @@ impl Qp {
         }
     }
 
-    /// What an acknowledgement says about our window. It has to acknowledge something that is under way, or everything before
-    /// it: one from another time says nothing any more. Returns the PSN of the peer's next request.
+    /// What an acknowledgement says about our window. It has to acknowledge something that is under
+    /// way, or everything before it: one from another time says nothing any more. Returns the PSN
+    /// of the peer's next request.
     fn handle_window(&mut self, cx: &Context<'_>, headers: &Headers, level: Level) -> Option<Psn> {
         let Kind::Rc(rc) = &mut self.kind else {
             return None;
@@ -873,7 +875,8 @@ impl Qp {
         }
     }
 
-    /// The demand that the peer's latest data has announced, with what the receiver needs to know beside it.
+    /// The demand that the peer's latest data has announced, with what the receiver needs to know
+    /// beside it.
     pub(crate) fn take_demand(&mut self) -> Option<(AdvertisedParams, u32, u32)> {
         let demand = self.congestion.take_demand()?;
         Some((*self.congestion.advertised()?, self.qpc.mtu, demand))
@@ -1040,8 +1043,8 @@ impl Qp {
         }
     }
 
-    /// Puts the next packet, if there is one, into `cx.packet`, and the location of its payload into
-    /// `cx.pieces`.
+    /// Puts the next packet, if there is one, into `cx.packet`, and the location of its payload
+    /// into `cx.pieces`.
     pub(crate) fn poll_transmit(&mut self, cx: &mut Context<'_>) {
         self.congestion.poll_notification(cx, &self.qpc);
         // After a failure a response may still have to be sent; nothing fails twice.
@@ -1054,8 +1057,8 @@ impl Qp {
         self.count_sent(cx);
     }
 
-    /// Puts the next response to a READ or atomic into `cx.packet`. Congestion control counts it but
-    /// does not delay it: a request waits behind it, and the outbox takes few.
+    /// Puts the next response to a READ or atomic into `cx.packet`. Congestion control counts it
+    /// but does not delay it: a request waits behind it, and the outbox takes few.
     pub(crate) fn poll_response(&mut self, cx: &mut Context<'_>) {
         let Kind::Rc(rc) = &mut self.kind else {
             return;

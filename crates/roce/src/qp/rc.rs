@@ -1,6 +1,6 @@
 //! The reliable connection service: the [`requester`](super::requester) and the
-//! [`responder`](super::responder), which are independent of each other, and the order in which their
-//! packets are sent.
+//! [`responder`](super::responder), which are independent of each other, and the order in which
+//! their packets are sent.
 
 use super::executor::Fatal;
 use super::requester::Requester;
@@ -9,7 +9,8 @@ use super::responder::Responder;
 use super::{RxPacket, Scope};
 use crate::verbs::WcStatus;
 
-/// Requests that leave before an acknowledgement: about as many as one segmented send takes at the largest MTU.
+/// Requests that leave before an acknowledgement: about as many as one segmented send takes at the
+/// largest MTU.
 const MAX_AHEAD_OF_ACK: u32 = 16;
 
 /// The half that sends next.
@@ -85,11 +86,11 @@ impl Rc {
         self.turn = self.turn.other();
     }
 
-    /// Puts the next packet into `cx.packet`: an acknowledgement if one is due, else a packet of the
-    /// half whose turn it is. After a failure there may still be responses to send.
+    /// Puts the next packet into `cx.packet`: an acknowledgement if one is due, else a packet of
+    /// the half whose turn it is. After a failure there may still be responses to send.
     ///
-    /// A few requests leave before an acknowledgement that is not urgent: a wire can send it as the shorter last
-    /// packet of a segmented send.
+    /// A few requests leave before an acknowledgement that is not urgent: a wire can send it as the
+    /// shorter last packet of a segmented send.
     pub(super) fn poll(&mut self, cx: &mut Scope<'_, '_>) -> Result<(), Failure> {
         let lets_pass = self.responder.has_reply()
             && self.responder.ack_may_wait()

@@ -1,12 +1,12 @@
 //! The source of a queue pair's receives: its own queue, or a shared one.
 //!
-//! The two differ only in who posts. A message takes its receive when it first needs one: a SEND with
-//! its first packet, a WRITE with immediate with its last. From then on the receive is the *current*
-//! one until it completes; a message that is lost on the way leaves it for the next.
+//! The two differ only in who posts. A message takes its receive when it first needs one: a SEND
+//! with its first packet, a WRITE with immediate with its last. From then on the receive is the
+//! *current* one until it completes; a message that is lost on the way leaves it for the next.
 //!
-//! In selective repeat a message may arrive before earlier ones, which need receives too. From a shared
-//! queue these are taken with it, so that the order stays that of the messages, but only few for
-//! messages of which nothing has arrived: one packet must not take what others are waiting for.
+//! In selective repeat a message may arrive before earlier ones, which need receives too. From a
+//! shared queue these are taken with it, so that the order stays that of the messages, but only few
+//! for messages of which nothing has arrived: one packet must not take what others are waiting for.
 //! Receives that were taken ahead and not used return to the front of the queue.
 
 use alloc::collections::VecDeque;
@@ -18,9 +18,9 @@ use crate::srq::{Receive, SrqTable};
 use crate::verbs::{Completion, RecvWr, SrqId};
 use crate::wire::Headers;
 
-/// Most receives taken from a shared queue for messages of which nothing has arrived, and the largest
-/// fraction of those left in it, as one part in this many. With 1 % of 512 packets in flight lost,
-/// about 5 are missing at a time.
+/// Most receives taken from a shared queue for messages of which nothing has arrived, and the
+/// largest fraction of those left in it, as one part in this many. With 1 % of 512 packets in
+/// flight lost, about 5 are missing at a time.
 const MAX_IDLE: usize = 16;
 const MAX_IDLE_PART: usize = 8;
 
@@ -179,9 +179,10 @@ impl RecvQueue {
         srqs.give_back(self.taken.drain(..).filter_map(|taken| taken.receive.srq_slot));
     }
 
-    /// The AETH credit code for the current receives. The message in progress is not counted in the MSN
-    /// yet, so its receive counts as a credit. Receives that others may take cannot be promised: with a
-    /// shared queue no credits are given (IBA 9.7.7.2), and the RNR NAK takes their place.
+    /// The AETH credit code for the current receives. The message in progress is not counted in the
+    /// MSN yet, so its receive counts as a credit. Receives that others may take cannot be
+    /// promised: with a shared queue no credits are given (IBA 9.7.7.2), and the RNR NAK takes
+    /// their place.
     pub(super) fn credits(&self) -> u8 {
         match &self.source {
             Source::Own { queue, .. } => {

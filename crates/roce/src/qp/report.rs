@@ -1,7 +1,7 @@
 //! Reports of a queue pair: its present state, and why it failed.
 //!
-//! Called where something fails, before the queues are flushed, while the requester still knows which
-//! packet it was waiting for. Reads only; it writes nothing but [`Qp::last_error`].
+//! Called where something fails, before the queues are flushed, while the requester still knows
+//! which packet it was waiting for. Reads only; it writes nothing but [`Qp::last_error`].
 
 use super::rc::Failure;
 use super::uc::Uc;

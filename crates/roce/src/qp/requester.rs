@@ -1,5 +1,5 @@
-//! The requester half of a reliable connection: posted sends become request packets, responses complete
-//! them (IBA 9.7.3 to 9.7.7, requester side).
+//! The requester half of a reliable connection: posted sends become request packets, responses
+//! complete them (IBA 9.7.3 to 9.7.7, requester side).
 //!
 //! [`Requests`] holds what is posted and sends it in order. The handling of responses, losses and
 //! timeouts depends on the mode that both ends have agreed on: [`GoBackN`] or [`Selective`]. The
@@ -23,8 +23,8 @@ use crate::time::{Duration, Time};
 use crate::verbs::{AttrMask, SendOp, SendWr};
 use crate::wire::Psn;
 
-/// An ACK timer handled this late proves nothing about the peer: this process was not running, and the
-/// responses may be waiting.
+/// An ACK timer handled this late proves nothing about the peer: this process was not running, and
+/// the responses may be waiting.
 const LATE: Duration = Duration::from_millis(100);
 
 /// How long timeouts use no retry while the peer is stalled.
@@ -50,8 +50,8 @@ impl Requester {
         Requester { requests, recovery, handed: HandedOver::new(), held: Held::default() }
     }
 
-    /// Clears everything, including posted work requests: the queue pair goes back to RESET. Returns how many were handed
-    /// over.
+    /// Clears everything, including posted work requests: the queue pair goes back to RESET.
+    /// Returns how many were handed over.
     pub(super) fn reset(&mut self, first_psn: Psn) -> usize {
         self.requests.reset(first_psn);
         self.held.clear();
@@ -146,8 +146,8 @@ impl Requester {
         self.requests.queue.is_empty()
     }
 
-    /// Whether a direct request may be carried out before these are done: there are none, or the order is relaxed, `wr`
-    /// completes unseen, and they are all SENDs.
+    /// Whether a direct request may be carried out before these are done: there are none, or the
+    /// order is relaxed, `wr` completes unseen, and they are all SENDs.
     pub(super) fn lets_pass(&self, wr: &SendWr) -> bool {
         use SendOp::{Send, SendImm, SendInvalidate, Write};
         let is_send =
@@ -198,7 +198,8 @@ impl Requester {
         &mut self.handed
     }
 
-    /// Those without an acknowledgement become packets. Receives that the others have taken are none of the credits any more.
+    /// Those without an acknowledgement become packets. Receives that the others have taken are
+    /// none of the credits any more.
     pub(super) fn release_handed(&mut self, qpc: &QpContext) {
         self.requests.forget_credits();
         while let Some((wr, len)) = self.handed.pop() {
@@ -258,8 +259,8 @@ impl Requester {
         }
     }
 
-    /// An acknowledgement, or a response to a READ or an atomic. Puts the placement of its payload, or
-    /// of `cx.insert`, into `cx.pieces`.
+    /// An acknowledgement, or a response to a READ or an atomic. Puts the placement of its payload,
+    /// or of `cx.insert`, into `cx.pieces`.
     pub(super) fn handle_response(
         &mut self,
         cx: &mut Scope<'_, '_>,
@@ -278,8 +279,9 @@ impl Requester {
         rnr_wait.or_else(|| with_mode!(&self.recovery, mode => mode.deadline(&self.requests)))
     }
 
-    /// Restarts an expired ACK timer, without using a retry, if the peer is stalled or its responses
-    /// could not be received. Nothing is retransmitted: the packets are queued at the peer.
+    /// Restarts an expired ACK timer, without using a retry, if the peer is stalled or its
+    /// responses could not be received. Nothing is retransmitted: the packets are queued at the
+    /// peer.
     pub(super) fn handle_stall(
         &mut self,
         cx: &mut Scope<'_, '_>,

@@ -1,8 +1,8 @@
-//! The posted requests of a reliable connection, and the cursor that sends them (IBA 9.7.3 to 9.7.7,
-//! requester side).
+//! The posted requests of a reliable connection, and the cursor that sends them (IBA 9.7.3 to
+//! 9.7.7, requester side).
 //!
-//! Requests are in one queue, oldest first. Each gets its PSNs when it is posted, so the queue is also
-//! the map from PSN to request:
+//! Requests are in one queue, oldest first. Each gets its PSNs when it is posted, so the queue is
+//! also the map from PSN to request:
 //!
 //! ```text
 //!   front                       next                         back
@@ -10,18 +10,18 @@
 //!          una                   cursor (next, next_packet)
 //! ```
 //!
-//! Both modes of loss recovery share this: numbering, windows and fences, credits, building packets,
-//! completions in order. A [`SendRecovery`] decides what is retransmitted, and when; nothing in here
-//! depends on the mode.
+//! Both modes of loss recovery share this: numbering, windows and fences, credits, building
+//! packets, completions in order. A [`SendRecovery`] decides what is retransmitted, and when;
+//! nothing in here depends on the mode.
 //!
 //! Invariants:
-//! - everything before `una` is acknowledged, and requests keep their PSNs when they are retransmitted,
-//!   so the responder can recognize duplicates;
+//! - everything before `una` is acknowledged, and requests keep their PSNs when they are
+//!   retransmitted, so the responder can recognize duplicates;
 //! - a READ or atomic is done only by its responses;
-//! - local operations take no PSN. They are executed once, when the cursor reaches them, and complete
-//!   in their turn: an executed one is never at the front;
-//! - a request that cannot run locally stops the cursor, and fails when it reaches the front, so that
-//!   completions stay in order (C2).
+//! - local operations take no PSN. They are executed once, when the cursor reaches them, and
+//!   complete in their turn: an executed one is never at the front;
+//! - a request that cannot run locally stops the cursor, and fails when it reaches the front, so
+//!   that completions stay in order (C2).
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -59,9 +59,9 @@ pub(super) struct Fault {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Credit {
     /// Nothing received yet. A connection starts as if credits were unlimited: receives are usually
-    /// posted before, and the first messages then need no extra round trip. If there are none, the RNR
-    /// NAK reports that, which costs one window of packets, once: from then on there are no credits
-    /// until an acknowledgement brings some.
+    /// posted before, and the first messages then need no extra round trip. If there are none, the
+    /// RNR NAK reports that, which costs one window of packets, once: from then on there are no
+    /// credits until an acknowledgement brings some.
     Unknown,
     /// The responder does not use credits.
     Unlimited,
@@ -104,20 +104,22 @@ pub(super) trait SendRecovery {
     /// Whether the outstanding responses leave room for those of another READ or atomic.
     fn may_await(&self) -> bool;
 
-    /// Responses of READs and atomics before `request`, which is at the cursor, that have not arrived.
+    /// Responses of READs and atomics before `request`, which is at the cursor, that have not
+    /// arrived.
     fn missing_responses(&self, requests: &Requests, request: &Request) -> u64;
 
     /// Whether the next packet must not be placed out of order.
     fn is_ordered(&self, requests: &Requests) -> bool;
 
-    /// Whether the packet at the cursor has to request an acknowledgement, besides what its message and
-    /// credits require.
+    /// Whether the packet at the cursor has to request an acknowledgement, besides what its message
+    /// and credits require.
     fn wants_ack(&self, requests: &Requests, qpc: &QpContext) -> bool;
 
     /// The packet at the cursor is being sent. The cursor is still at it.
     fn sent(&mut self, requests: &Requests, cx: &Scope<'_, '_>, header: &PacketHeaders);
 
-    /// Whether there may be something for [`poll_retransmission`](SendRecovery::poll_retransmission).
+    /// Whether there may be something for
+    /// [`poll_retransmission`](SendRecovery::poll_retransmission).
     fn has_retransmission(&self) -> bool;
 
     /// Puts the next packet to be retransmitted into `cx.packet`, unless the cursor does that.
@@ -317,9 +319,9 @@ impl Requests {
             && (self.has_credit(request) || self.probe.is_none())
     }
 
-    /// Whether a request may start, with regard to a pause and the requests before it. A request waits
-    /// here if the peer would hold it back, and cause its retransmission, because too many responses of
-    /// the READs before it are missing.
+    /// Whether a request may start, with regard to a pause and the requests before it. A request
+    /// waits here if the peer would hold it back, and cause its retransmission, because too many
+    /// responses of the READs before it are missing.
     fn may_begin<R: SendRecovery>(&self, recovery: &R, request: &Request, is_begun: bool) -> bool {
         let would_be_held = || {
             !request.is_read() && recovery.missing_responses(self, request) > HELD_RESPONSES.into()
@@ -335,7 +337,8 @@ impl Requests {
         limit == 0 || (self.awaited < limit && recovery.may_await())
     }
 
-    /// Executes the local operation at the cursor, unless that was done before the cursor went back.
+    /// Executes the local operation at the cursor, unless that was done before the cursor went
+    /// back.
     fn pass_local(&mut self, cx: &mut Scope<'_, '_>) -> Result<(), WcStatus> {
         let request = &mut self.queue[self.next];
         if let Some(status) = request.fault {
@@ -355,8 +358,8 @@ impl Requests {
         self.congestion_window.map_or(window, |most| window.min(most))
     }
 
-    /// New packets for which a window has room. A window that has shrunk takes one more, which requests
-    /// an acknowledgement, if the latest packet did not: otherwise none would come.
+    /// New packets for which a window has room. A window that has shrunk takes one more, which
+    /// requests an acknowledgement, if the latest packet did not: otherwise none would come.
     pub(super) fn room_in(&self, window: u32, in_flight: u32) -> u32 {
         let is_unasked = self.packets_since_ack_req > 0 && in_flight < window;
         let allowed = self.allowed(window);
@@ -372,7 +375,8 @@ impl Requests {
         self.position(self.next, self.next_packet).wrapping_sub(acknowledged)
     }
 
-    /// Request packets behind the cursor: those that were never sent, and those that will be sent again.
+    /// Request packets behind the cursor: those that were never sent, and those that will be sent
+    /// again.
     pub(super) fn unsent(&self) -> u32 {
         self.post_packets.wrapping_sub(self.position(self.next, self.next_packet))
     }
@@ -466,8 +470,8 @@ impl Requests {
         )
     }
 
-    /// Whether so many packets were sent without requesting an acknowledgement that the next one must,
-    /// with a window of `window` packets.
+    /// Whether so many packets were sent without requesting an acknowledgement that the next one
+    /// must, with a window of `window` packets.
     pub(super) fn ack_is_overdue(&self, window: u32, qpc: &QpContext) -> bool {
         let most = if qpc.peer.congestion.wants_every_ack() { 1 } else { MAX_ACK_INTERVAL };
         self.packets_since_ack_req + 1 >= (window / 4).clamp(1, most)
@@ -651,8 +655,8 @@ impl Requests {
         Ok(())
     }
 
-    /// The peer has no receive for the request at `una`: sending pauses for the delay in its RNR NAK.
-    /// Returns whether that is new.
+    /// The peer has no receive for the request at `una`: sending pauses for the delay in its RNR
+    /// NAK. Returns whether that is new.
     pub(super) fn wait_for_receiver(
         &mut self,
         cx: &mut Scope<'_, '_>,

@@ -1,14 +1,14 @@
-//! Responder resources: the READs and atomics with responses to send, and the latest ones executed, in
-//! case they are requested again (IBA 9.7.5.2, responder side).
+//! Responder resources: the READs and atomics with responses to send, and the latest ones executed,
+//! in case they are requested again (IBA 9.7.5.2, responder side).
 //!
-//! Responses are sent in PSN order, so jobs are in PSN order. A READ is executed while its responses
-//! are sent, and again for a duplicate request. An atomic is executed once, when it arrives; a
-//! duplicate gets the original value of that time.
+//! Responses are sent in PSN order, so jobs are in PSN order. A READ is executed while its
+//! responses are sent, and again for a duplicate request. An atomic is executed once, when it
+//! arrives; a duplicate gets the original value of that time.
 //!
-//! As many requests are kept as the peer may have READs and atomics outstanding, so every one that it
-//! can still be waiting for is among them, even if its response was sent and lost. An older one that
-//! arrives again is a stray of the network, and one that differs from what was executed is forged: both
-//! are dropped, and above all not executed.
+//! As many requests are kept as the peer may have READs and atomics outstanding, so every one that
+//! it can still be waiting for is among them, even if its response was sent and lost. An older one
+//! that arrives again is a stray of the network, and one that differs from what was executed is
+//! forged: both are dropped, and above all not executed.
 
 use alloc::collections::VecDeque;
 
@@ -140,8 +140,8 @@ impl Resources {
     }
 
     /// Makes room for a new job among at most `limit`, besides `others` kept elsewhere. A peer that
-    /// respects the limit has as many outstanding requests as there are slots only if all others are
-    /// retransmissions, so those are dropped first.
+    /// respects the limit has as many outstanding requests as there are slots only if all others
+    /// are retransmissions, so those are dropped first.
     pub(super) fn make_room(&mut self, others: usize, limit: usize) -> bool {
         if self.jobs.len() + others >= limit
             && let Some(index) = self.jobs.iter().position(|job| job.is_retransmission)
@@ -190,8 +190,8 @@ impl Resources {
         }
     }
 
-    /// Sends a response again, from the job's PSN on. Without room nothing happens: the peer's timer
-    /// will request it again.
+    /// Sends a response again, from the job's PSN on. Without room nothing happens: the peer's
+    /// timer will request it again.
     pub(super) fn retransmit(&mut self, job: Job, limit: usize) {
         let Job { psn, end, .. } = job;
         let at = self.jobs.iter().position(|job| psn.is_before(job.end)).unwrap_or(self.jobs.len());

@@ -1,13 +1,14 @@
-//! The responder half of a reliable connection: the peer's requests are checked, placed and responded
-//! to (IBA 9.7.4 to 9.7.5, responder side).
+//! The responder half of a reliable connection: the peer's requests are checked, placed and
+//! responded to (IBA 9.7.4 to 9.7.5, responder side).
 //!
 //! [`Executor`] executes the packet whose turn it is. Which one that is by its PSN, what happens to
-//! others and how responses are sent depends on the mode that both ends have agreed on: [`GoBackN`] or
-//! [`Selective`].
+//! others and how responses are sent depends on the mode that both ends have agreed on: [`GoBackN`]
+//! or [`Selective`].
 //!
-//! Invariants: an atomic is executed once, however often it arrives; a READ duplicated by the network
-//! can never end the connection, because its key may have been revoked legitimately. A duplicate that
-//! does not match the executed request gets no response at all, so it reveals nothing.
+//! Invariants: an atomic is executed once, however often it arrives; a READ duplicated by the
+//! network can never end the connection, because its key may have been revoked legitimately. A
+//! duplicate that does not match the executed request gets no response at all, so it reveals
+//! nothing.
 
 use alloc::boxed::Box;
 
@@ -56,8 +57,8 @@ impl Responder {
         self.executor.expected
     }
 
-    /// Clears everything, including posted receives: the queue pair goes back to RESET. Shared receives
-    /// return to their queue.
+    /// Clears everything, including posted receives: the queue pair goes back to RESET. Shared
+    /// receives return to their queue.
     pub(super) fn reset(&mut self, srqs: &mut SrqTable) {
         self.executor.reset(srqs);
         self.recovery = Mode::GoBackN(GoBackN::default());
@@ -101,8 +102,8 @@ impl Responder {
         self.take_request(cx, packet)
     }
 
-    /// A message without packets. All packets before it are acknowledged. Returns false for one that is refused, and for all
-    /// others of its round then.
+    /// A message without packets. All packets before it are acknowledged. Returns false for one
+    /// that is refused, and for all others of its round then.
     pub(super) fn take_message(&mut self, cx: &mut Scope<'_, '_>, header: &MessageHeader) -> bool {
         let is_over = self.refused_round == Some(header.round);
         if is_over && !cx.seeded.is(Bug::DirectRoundIgnored) {
@@ -113,9 +114,9 @@ impl Responder {
         is_taken
     }
 
-    /// A request packet that [`handle_request`](Responder::handle_request) held. If its turn still has
-    /// not come, it is dropped, and requested again after the READs: a NAK follows the responses to the
-    /// requests before it.
+    /// A request packet that [`handle_request`](Responder::handle_request) held. If its turn still
+    /// has not come, it is dropped, and requested again after the READs: a NAK follows the
+    /// responses to the requests before it.
     pub(super) fn handle_held(
         &mut self,
         cx: &mut Scope<'_, '_>,
@@ -137,8 +138,8 @@ impl Responder {
         })
     }
 
-    /// Whether a request whose turn it is must wait for responses of READs before it: it could change
-    /// what they return, or signal to a program that they are done.
+    /// Whether a request whose turn it is must wait for responses of READs before it: it could
+    /// change what they return, or signal to a program that they are done.
     fn is_behind_read(&self, headers: &Headers, seeded: Seeded) -> bool {
         let Bth { opcode, psn, .. } = *headers.bth();
         psn == self.executor.expected
@@ -158,15 +159,17 @@ impl Responder {
         self.executor.reply.is_some()
     }
 
-    /// Acknowledges once more: something else than the PSN is new. Not while READs or atomics wait for their responses:
-    /// those acknowledge, and an acknowledgement ahead of them would say that they are lost.
+    /// Acknowledges once more: something else than the PSN is new. Not while READs or atomics wait
+    /// for their responses: those acknowledge, and an acknowledgement ahead of them would say that
+    /// they are lost.
     pub(super) fn acknowledge_again(&mut self) {
         if !self.has_response() {
             self.executor.acknowledge();
         }
     }
 
-    /// Whether the pending acknowledgement, if there is one, tells the peer nothing that it has to act on.
+    /// Whether the pending acknowledgement, if there is one, tells the peer nothing that it has to
+    /// act on.
     pub(super) fn ack_may_wait(&self) -> bool {
         let is_nak = matches!(self.executor.reply, Some(Reply::Nak { .. }));
         !is_nak && with_mode!(&self.recovery, mode => !mode.misses_packets())
@@ -177,15 +180,15 @@ impl Responder {
         with_mode!(&self.recovery, mode => mode.has_response(&self.executor))
     }
 
-    /// Puts the pending acknowledgement into `cx.packet`, unless responses to READs and atomics must
-    /// precede it.
+    /// Puts the pending acknowledgement into `cx.packet`, unless responses to READs and atomics
+    /// must precede it.
     pub(super) fn poll_reply(&mut self, cx: &mut Scope<'_, '_>) {
         let executor = &mut self.executor;
         with_mode!(&mut self.recovery, mode => mode.poll_reply(executor, cx));
     }
 
-    /// Puts the next response to a READ or an atomic into `cx.packet`. Fails if the region of a READ
-    /// was deregistered after the request was accepted.
+    /// Puts the next response to a READ or an atomic into `cx.packet`. Fails if the region of a
+    /// READ was deregistered after the request was accepted.
     pub(super) fn poll_response(&mut self, cx: &mut Scope<'_, '_>) -> Result<(), Fatal> {
         let executor = &mut self.executor;
         with_mode!(&mut self.recovery, mode => mode.poll_response(executor, cx))

@@ -1,8 +1,8 @@
-//! The unreliable connection service: messages of any length, never acknowledged, never retransmitted
-//! (IBA 9.8.2).
+//! The unreliable connection service: messages of any length, never acknowledged, never
+//! retransmitted (IBA 9.8.2).
 //!
-//! For the program, a message arrives whole or not at all. The responder follows the sequence numbers
-//! only to detect missing packets:
+//! For the program, a message arrives whole or not at all. The responder follows the sequence
+//! numbers only to detect missing packets:
 //!
 //! | packet | what happens |
 //! |---|---|
@@ -10,9 +10,9 @@
 //! | first or only | starts a message; an unfinished one is abandoned |
 //! | anything else | dropped, and the message in progress abandoned |
 //!
-//! An abandoned message leaves its receive for the next one. What a WRITE has placed until then stays.
-//! Requests that are refused (key, bound, length, no receive) are dropped silently and counted; only a
-//! receive that is not writable ends the queue pair.
+//! An abandoned message leaves its receive for the next one. What a WRITE has placed until then
+//! stays. Requests that are refused (key, bound, length, no receive) are dropped silently and
+//! counted; only a receive that is not writable ends the queue pair.
 
 use super::context::{PacketHeaders, QpContext};
 use super::inbound::{Inbound, Message, Violation};
@@ -133,8 +133,8 @@ fn packet_extent(posted: &Posted, index: u32, qpc: &QpContext) -> Extent {
     Extent { offset, len: (posted.len - offset).min(qpc.mtu) }
 }
 
-/// All local buffers are checked before the first packet is sent, so that a message that cannot be sent
-/// as a whole is not started.
+/// All local buffers are checked before the first packet is sent, so that a message that cannot be
+/// sent as a whole is not started.
 fn check_buffers(cx: &mut Scope<'_, '_>, posted: &Posted, index: u32) -> Result<(), WcStatus> {
     if index > 0 {
         return Ok(());

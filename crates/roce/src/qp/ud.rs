@@ -1,10 +1,10 @@
 //! The unreliable datagram service: one packet per message, to any destination (IBA 9.8.3).
 //!
-//! A datagram is received when the queue key matches and a receive has room for it and for the 40 bytes
-//! of route header in front; otherwise it is dropped silently and counted, and the receive stays for
-//! the next. That includes datagrams longer than the receive: the specification does not make them an
-//! error on an unreliable service, and neither does the kernel's soft-RoCE. Only a receive that is not
-//! writable ends the queue pair.
+//! A datagram is received when the queue key matches and a receive has room for it and for the 40
+//! bytes of route header in front; otherwise it is dropped silently and counted, and the receive
+//! stays for the next. That includes datagrams longer than the receive: the specification does not
+//! make them an error on an unreliable service, and neither does the kernel's soft-RoCE. Only a
+//! receive that is not writable ends the queue pair.
 
 use super::context::{PacketHeaders, QpContext};
 use super::delivery::Insert;
@@ -117,7 +117,8 @@ fn form(op: SendOp, deth: Deth) -> (Opcode, Ext) {
     }
 }
 
-/// Returns why this service cannot carry a message of `len` bytes, if it cannot; `mtu` is the port's.
+/// Returns why this service cannot carry a message of `len` bytes, if it cannot; `mtu` is the
+/// port's.
 pub(super) fn why_invalid(wr: &SendWr, len: u64, mtu: u32) -> Option<&'static str> {
     if !matches!(wr.op, SendOp::Send | SendOp::SendImm(_)) {
         Some("UD supports only SEND, with or without immediate")

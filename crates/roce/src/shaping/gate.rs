@@ -1,17 +1,17 @@
 //! Transmission gates: when the exchanges of a DSCP may begin.
 //!
-//! Jobs that compute and exchange in turn can share a link without contending for it. A gate lets an
-//! exchange of a job begin at `shift + n * period` of Unix time, or up to the gate's tolerance later;
-//! one that is later waits for the next time.
+//! Jobs that compute and exchange in turn can share a link without contending for it. A gate lets
+//! an exchange of a job begin at `shift + n * period` of Unix time, or up to the gate's tolerance
+//! later; one that is later waits for the next time.
 //!
-//! - An exchange lasts until the DSCP was silent for the gate's quiet time. It is not cut, however long
-//!   it lasts.
-//! - What a host receives is activity, too: a peer has begun in time. So acknowledgements and responses
-//!   are never held back, and clocks may differ by a little.
-//! - The first packet of an exchange that is held back dates it, so the counters say how long exchanges
-//!   have waited.
-//! - A job whose period is longer than its gate's would wait in every iteration. [`Punctuality`] tells
-//!   such a job from one that was late by chance; its gate is then dropped.
+//! - An exchange lasts until the DSCP was silent for the gate's quiet time. It is not cut, however
+//!   long it lasts.
+//! - What a host receives is activity, too: a peer has begun in time. So acknowledgements and
+//!   responses are never held back, and clocks may differ by a little.
+//! - The first packet of an exchange that is held back dates it, so the counters say how long
+//!   exchanges have waited.
+//! - A job whose period is longer than its gate's would wait in every iteration. [`Punctuality`]
+//!   tells such a job from one that was late by chance; its gate is then dropped.
 
 use super::word::Word;
 use crate::time::{Duration, Time};
@@ -23,12 +23,13 @@ pub const LEAST_QUIET: Duration = Duration::from_millis(1);
 /// A gate whose clock was not read for so long is open: nobody would notice that it does harm.
 pub const GATES_LAST: Duration = Duration::from_millis(60_000);
 
-/// A job is judged by at least so many exchanges: the first one, and single ones that a busy machine
-/// made late, do not decide.
+/// A job is judged by at least so many exchanges: the first one, and single ones that a busy
+/// machine made late, do not decide.
 pub const JUDGED_EXCHANGES: u64 = 32;
 
-/// Exchanges that wait for more than this part of their period, on average, show that the job does not
-/// keep it. Periods that were lengthened to fit each other, and a job's own variation, are below that.
+/// Exchanges that wait for more than this part of their period, on average, show that the job does
+/// not keep it. Periods that were lengthened to fit each other, and a job's own variation, are
+/// below that.
 const MOST_WAIT_PARTS: u64 = 10;
 
 /// When the exchanges of a DSCP may begin: at `shift_ns + n * period_ns` of Unix time.
@@ -54,8 +55,9 @@ impl TransmissionGate {
         (late_ns > self.tolerance_ns).then(|| now + Duration::from_nanos(period - late_ns))
     }
 
-    /// Whether an exchange goes on that was last active at `active_at`. That may be a little later than
-    /// `now`: another process has read its clock since. What is further in the future is not believed.
+    /// Whether an exchange goes on that was last active at `active_at`. That may be a little later
+    /// than `now`: another process has read its clock since. What is further in the future is not
+    /// believed.
     pub fn is_running(&self, active_at: u64, now: Time) -> bool {
         now.as_nanos().abs_diff(active_at) <= self.quiet_ns.max(LEAST_QUIET.as_nanos())
     }
@@ -77,14 +79,15 @@ impl ClockReading {
     }
 }
 
-/// What senders share of the exchanges of a DSCP. Instants are nanoseconds of their clock. The order is
-/// part of the file format of `nic`.
+/// What senders share of the exchanges of a DSCP. Instants are nanoseconds of their clock. The
+/// order is part of the file format of `nic`.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct ExchangeWords<W> {
     /// When the DSCP was last active: sent or received. Kept for DSCPs with a gate.
     pub active_at: W,
-    /// When the first packet of the next exchange was held back, if that is after the last activity.
+    /// When the first packet of the next exchange was held back, if that is after the last
+    /// activity.
     pub held_at: W,
     /// Exchanges that have begun.
     pub begun: W,
@@ -118,7 +121,8 @@ impl<W: Word> ExchangeWords<W> {
         if held_at <= last {
             return;
         }
-        // Nobody waits for more than a period: who was held back longer has ended without beginning.
+        // Nobody waits for more than a period: who was held back longer has ended without
+        // beginning.
         let waited_ns = now.as_nanos().checked_sub(held_at);
         let waited_ns = waited_ns.filter(|ns| *ns <= gate.period_ns.saturating_mul(2)).unwrap_or(0);
         self.waited_ns.add(waited_ns);
@@ -199,8 +203,8 @@ impl Punctuality {
         Punctuality { judged: counted, waits: false }
     }
 
-    /// Judges what was counted since the last time, if it is enough. Returns the mean wait of a job that
-    /// waited too long twice in a row, which is not by chance.
+    /// Judges what was counted since the last time, if it is enough. Returns the mean wait of a job
+    /// that waited too long twice in a row, which is not by chance.
     pub fn judge(&mut self, counted: Exchanges, period_ns: u64) -> Option<u64> {
         let Some(recent) = counted.since(self.judged) else {
             self.judged = counted;

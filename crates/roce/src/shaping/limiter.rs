@@ -2,15 +2,15 @@
 //!
 //! A bucket is one number: the time at which it will be full. Sending adds the time that the bytes
 //! take at the rate; a packet is admitted while that time is at most the bucket's depth ahead. All
-//! senders use the same bucket, so their sum keeps the rate however many there are and whoever of them
-//! has something to send; a sender that ends leaves nothing behind but that time. A bucket that is
-//! further ahead than a burst can have made it is not believed.
+//! senders use the same bucket, so their sum keeps the rate however many there are and whoever of
+//! them has something to send; a sender that ends leaves nothing behind but that time. A bucket
+//! that is further ahead than a burst can have made it is not believed.
 
 use super::word::Word;
 use crate::time::{Duration, Time};
 
-/// What a bucket holds at least when it is full: the longest that a sender who slept too long can make
-/// up for.
+/// What a bucket holds at least when it is full: the longest that a sender who slept too long can
+/// make up for.
 pub const DEPTH: Duration = Duration::from_millis(2);
 
 /// The most that a job's burst makes a bucket hold: longer ones delay the guarantees of others.
@@ -19,7 +19,8 @@ pub const MOST_DEPTH: Duration = Duration::from_millis(10);
 /// And never less than a segmented send.
 const LEAST_DEPTH_BYTES: u64 = 64 << 10;
 
-/// What senders can have sent beyond an empty bucket: bursts of many queue pairs, admitted at one time.
+/// What senders can have sent beyond an empty bucket: bursts of many queue pairs, admitted at one
+/// time.
 const MOST_DEBT_BYTES: u64 = 1 << 20;
 
 /// A packet as it is admitted, before it is known: the largest.
@@ -62,8 +63,8 @@ pub struct Limiter {
 }
 
 impl Limiter {
-    /// A bucket that holds exactly so many bytes, or one packet: a shallower one would admit none. A
-    /// sender that was refused waits for one packet, as a NIC does. [`RateLimit::limiter`] is for
+    /// A bucket that holds exactly so many bytes, or one packet: a shallower one would admit none.
+    /// A sender that was refused waits for one packet, as a NIC does. [`RateLimit::limiter`] is for
     /// software, which may sleep too long and sends in segments.
     pub fn exact(bps: u64, burst_bytes: u64) -> Limiter {
         let bps = bps.max(1);
@@ -81,12 +82,12 @@ impl Limiter {
         cost_ns(PACKET_BYTES, self.bps)
     }
 
-    /// How many of `packets` a bucket admits that is full at `full_at`, less what was granted of it and
-    /// not sent yet.
+    /// How many of `packets` a bucket admits that is full at `full_at`, less what was granted of it
+    /// and not sent yet.
     ///
     /// # Errors
-    /// When it admits none: the time at which it is worth asking again. For software that is when half a
-    /// bucket is there, so that packets leave in segmented sends.
+    /// When it admits none: the time at which it is worth asking again. For software that is when
+    /// half a bucket is there, so that packets leave in segmented sends.
     pub fn admits(
         &self,
         full_at: u64,

@@ -48,8 +48,8 @@ pub trait Table {
     /// The clock that gates follow.
     fn clock(&self) -> ClockReading;
 
-    /// Whether somebody else sees how long exchanges wait, and drops gates that do harm. Otherwise the
-    /// sender ignores such a gate itself.
+    /// Whether somebody else sees how long exchanges wait, and drops gates that do harm. Otherwise
+    /// the sender ignores such a gate itself.
     fn is_supervised(&self) -> bool;
 }
 
@@ -203,7 +203,8 @@ impl Shaper {
         }
     }
 
-    /// What was admitted and not sent is not any more. Whoever waited until now asks again, or is gone.
+    /// What was admitted and not sent is not any more. Whoever waited until now asks again, or is
+    /// gone.
     #[inline]
     pub fn lapse(&mut self, now: Time) {
         self.forget_granted();
@@ -217,8 +218,8 @@ impl Shaper {
         self.waits_until = None;
     }
 
-    /// Whether packets with this DSCP to this peer wait for their gate: a timer of their connection says
-    /// nothing about the peer.
+    /// Whether packets with this DSCP to this peer wait for their gate: a timer of their connection
+    /// says nothing about the peer.
     pub fn holds_back(&self, table: &impl Table, now: Time, (dscp, peer): (u8, IpAddr)) -> bool {
         self.closed_until(table, now, code_point(dscp), peer).is_some()
     }
@@ -239,7 +240,8 @@ impl Shaper {
     }
 
     /// Whether this may be an answer: something came from there within the quiet time of the gate,
-    /// perhaps of another job, and acknowledgements and responses have the DSCP of their own queue pair.
+    /// perhaps of another job, and acknowledgements and responses have the DSCP of their own queue
+    /// pair.
     fn answers(&self, table: &impl Table, now: Time, dscp: usize, peer: IpAddr) -> bool {
         let heard = self.heard.iter().find(|(heard, _)| *heard == peer);
         heard

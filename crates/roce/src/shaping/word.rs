@@ -8,7 +8,8 @@ pub trait Word {
     /// The value now.
     fn get(&self) -> u64;
 
-    /// Replaces `old` by `new`; returns false, and does nothing, if the value is another one by now.
+    /// Replaces `old` by `new`; returns false, and does nothing, if the value is another one by
+    /// now.
     fn replace(&self, old: u64, new: u64) -> bool;
 
     /// Replaces the value by what `next` makes of it.

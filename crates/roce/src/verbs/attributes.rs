@@ -1,6 +1,7 @@
 //! Queue pair attributes of the verbs: what `modify_qp` sets and `query_qp` returns.
 //!
-//! Plain values only. [`transition`](super::transition) decides which of them a transition needs and allows.
+//! Plain values only. [`transition`](super::transition) decides which of them a transition needs
+//! and allows.
 
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -136,7 +137,8 @@ pub struct Connect {
     pub timeout: u8,
     /// Retries after timeouts and sequence errors before giving up; the low three bits count.
     pub retry_count: u8,
-    /// Retries after "receiver not ready" before giving up, of which the low three bits count; 7 retries for ever.
+    /// Retries after "receiver not ready" before giving up, of which the low three bits count; 7
+    /// retries for ever.
     pub rnr_retry: u8,
     /// Timer code that our RNR NAKs carry, five bits (IBA table 45; 12 is 0.64 ms).
     pub min_rnr_timer: u8,
@@ -153,8 +155,8 @@ pub struct Connect {
 }
 
 impl Connect {
-    /// Usual attributes for a peer: MTU 1024, 67 ms timeout, 7 retries, unlimited RNR retries, 16 READs
-    /// each way, a window of 128 packets.
+    /// Usual attributes for a peer: MTU 1024, 67 ms timeout, 7 retries, unlimited RNR retries, 16
+    /// READs each way, a window of 128 packets.
     pub const fn new(path: Path, dest_qp: Qpn, remote_psn: Psn) -> Connect {
         Connect {
             path,
@@ -174,8 +176,8 @@ impl Connect {
         }
     }
 
-    /// The same for a peer of this implementation that has agreed: selective repeat, with a window of
-    /// 512 packets.
+    /// The same for a peer of this implementation that has agreed: selective repeat, with a window
+    /// of 512 packets.
     pub const fn selective(self) -> Connect {
         Connect { reliability: Reliability::Selective, window_packets: 512, ..self }
     }
@@ -185,7 +187,8 @@ mod mask {
     #![expect(missing_docs, reason = "each flag names the field of `QpAttr`")]
 
     bitflags::bitflags! {
-        /// Which fields of a [`QpAttr`](super::QpAttr) are set. The bits are those of the verbs API (`IBV_QP_*`).
+        /// Which fields of a [`QpAttr`](super::QpAttr) are set. The bits are those of the verbs API
+        /// (`IBV_QP_*`).
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct AttrMask: u32 {
             const STATE = 1 << 0;
@@ -282,8 +285,8 @@ pub struct QpAttr {
 }
 
 impl QpAttr {
-    /// Requests a state and nothing else; the other fields hold the defaults of [`Connect::new`] and
-    /// apply once their bits are set.
+    /// Requests a state and nothing else; the other fields hold the defaults of [`Connect::new`]
+    /// and apply once their bits are set.
     pub const fn to(state: QpState) -> QpAttr {
         let nowhere = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), ROCE_PORT);
         let peer = Connect::new(Path::new(nowhere), Qpn::new(0), Psn::new(0));

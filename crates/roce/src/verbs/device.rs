@@ -1,9 +1,9 @@
 //! The upper seam: an RDMA device as programs see it.
 //!
-//! [`Device`] is implemented by the software [`Endpoint`](crate::endpoint::Endpoint) and by hardware
-//! NICs behind a verbs library. State machines and tools above this crate are written against it and
-//! never see a packet. Calls that need the time take it as an argument; nothing here blocks or returns
-//! memory.
+//! [`Device`] is implemented by the software [`Endpoint`](crate::endpoint::Endpoint) and by
+//! hardware NICs behind a verbs library. State machines and tools above this crate are written
+//! against it and never see a packet. Calls that need the time take it as an argument; nothing here
+//! blocks or returns memory.
 //!
 //! Protocol and packets may not enter.
 
@@ -21,8 +21,8 @@ use crate::rng::{HashedCounter, Rng};
 use crate::time::Time;
 use crate::wire::Psn;
 
-/// Why a batch of work requests was not queued in full. Those before the refused one were queued; those
-/// after it were not checked.
+/// Why a batch of work requests was not queued in full. Those before the refused one were queued;
+/// those after it were not checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("{error} (after {accepted} work requests of the batch)")]
 pub struct PostError {
@@ -40,9 +40,9 @@ impl From<PostError> for VerbsError {
 
 /// An RDMA device, opened by one program.
 ///
-/// A device may lack operations: it refuses them with [`VerbsError::Unsupported`]. Objects that belong
-/// to another device, or no longer exist, are refused by their kind ([`VerbsError::NoQp`] and the
-/// like).
+/// A device may lack operations: it refuses them with [`VerbsError::Unsupported`]. Objects that
+/// belong to another device, or no longer exist, are refused by their kind ([`VerbsError::NoQp`]
+/// and the like).
 pub trait Device {
     /// A new protection domain.
     fn alloc_pd(&mut self) -> Result<PdId, VerbsError>;
@@ -69,9 +69,9 @@ pub trait Device {
         into: &mut ArrayVec<Completion, N>,
     ) -> Result<(), VerbsError>;
 
-    /// Arms a completion queue: the next completion (or the next solicited one, or error) generates one
-    /// notification. Poll the queue after arming it: whether a completion already in it generates one
-    /// depends on the device.
+    /// Arms a completion queue: the next completion (or the next solicited one, or error) generates
+    /// one notification. Poll the queue after arming it: whether a completion already in it
+    /// generates one depends on the device.
     fn req_notify(&mut self, cq: CqId, solicited_only: bool) -> Result<(), VerbsError>;
 
     /// Takes the next notification: the completion queue it is for.
@@ -113,8 +113,8 @@ pub trait Device {
     /// Deregisters the region: its keys are refused from now on.
     fn deregister(&mut self, lkey: u32) -> Result<(), VerbsError>;
 
-    /// A new, unbound memory window of type 2 (or 1), and its first remote key. A work request binds
-    /// it.
+    /// A new, unbound memory window of type 2 (or 1), and its first remote key. A work request
+    /// binds it.
     fn alloc_window(&mut self, pd: PdId, type_2: bool) -> Result<(WindowId, u32), VerbsError>;
 
     /// Deallocates a memory window: its key is refused from now on.
@@ -182,8 +182,8 @@ impl InitialPsns {
     }
 }
 
-/// Brings a queue pair of RC or UC from RESET to INIT, where receives can be posted. The peer may do
-/// everything its keys allow.
+/// Brings a queue pair of RC or UC from RESET to INIT, where receives can be posted. The peer may
+/// do everything its keys allow.
 ///
 /// # Errors
 /// Those of [`Device::modify_qp`].
@@ -192,8 +192,8 @@ pub fn initialize<D: Device>(device: &mut D, now: Time, qpn: Qpn) -> Result<(), 
     device.modify_qp(now, qpn, &QpAttr { mask, ..QpAttr::to(QpState::Init) })
 }
 
-/// Connects a queue pair of RC or UC: RESET to INIT, unless it is there already, then RTR and RTS. The
-/// peer may do everything its keys allow.
+/// Connects a queue pair of RC or UC: RESET to INIT, unless it is there already, then RTR and RTS.
+/// The peer may do everything its keys allow.
 ///
 /// # Errors
 /// Those of [`Device::modify_qp`]; the queue pair is in RESET then.

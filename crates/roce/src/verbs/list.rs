@@ -1,7 +1,8 @@
-//! Lists of at most [`MAX_SGE`] elements, of which the first [`INLINE`] need no memory of their own.
+//! Lists of at most [`MAX_SGE`] elements, of which the first [`INLINE`] need no memory of their
+//! own.
 //!
-//! Work requests and packets are moved by value, and nearly all have a few elements: room for all of them in place would
-//! make every queue entry and every move four times as large.
+//! Work requests and packets are moved by value, and nearly all have a few elements: room for all
+//! of them in place would make every queue entry and every move four times as large.
 
 use core::ops::{Deref, DerefMut};
 

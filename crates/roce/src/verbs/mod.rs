@@ -174,8 +174,8 @@ pub enum SendOp {
         /// The peer's key.
         rkey: u32,
     },
-    /// Stores `swap` in the peer's 64-bit word if that equals `compare`. The original value is written
-    /// to our memory (8 bytes), in host byte order.
+    /// Stores `swap` in the peer's 64-bit word if that equals `compare`. The original value is
+    /// written to our memory (8 bytes), in host byte order.
     CompareSwap {
         /// The word, 8-byte aligned.
         remote_addr: u64,

@@ -25,7 +25,8 @@ pub struct Path {
     pub dscp: u8,
     /// ECN codepoint to send with.
     pub ecn: Ecn,
-    /// Which of the wire's own addresses the packets leave from: index in its list, 0 if it has one.
+    /// Which of the wire's own addresses the packets leave from: index in its list, 0 if it has
+    /// one.
     pub source: u8,
     /// Time to live, or hop limit.
     pub hop_limit: u8,

@@ -1,9 +1,9 @@
 //! Classic pcap files, read from a byte slice and written to a vector.
 //!
-//! The reader accepts both byte orders, microseconds and nanoseconds, and the link types that a capture
-//! of RoCE traffic has on Linux; it borrows the packets and allocates nothing. A truncated file yields
-//! the packets before the damage, then one error, then nothing. The writer produces little-endian files
-//! with nanoseconds, which tcpdump and Wireshark read.
+//! The reader accepts both byte orders, microseconds and nanoseconds, and the link types that a
+//! capture of RoCE traffic has on Linux; it borrows the packets and allocates nothing. A truncated
+//! file yields the packets before the damage, then one error, then nothing. The writer produces
+//! little-endian files with nanoseconds, which tcpdump and Wireshark read.
 //!
 //! [`check()`] runs every RoCE packet of a file through the codec of [`wire`](super).
 
@@ -258,8 +258,8 @@ pub fn file_header(link: Link) -> [u8; FILE_HEADER_BYTES] {
     out
 }
 
-/// The header of a packet followed by `captured` of its `original` bytes. Time is in nanoseconds since
-/// 1970 and wraps, as the format requires, after 2^32 seconds.
+/// The header of a packet followed by `captured` of its `original` bytes. Time is in nanoseconds
+/// since 1970 and wraps, as the format requires, after 2^32 seconds.
 pub fn record_header(time_ns: u64, captured: u32, original: u32) -> [u8; RECORD_HEADER_BYTES] {
     let words =
         [(time_ns / 1_000_000_000) as u32, (time_ns % 1_000_000_000) as u32, captured, original];

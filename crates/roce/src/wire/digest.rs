@@ -1,16 +1,17 @@
 //! A utilization in one byte: the digest of HPCC-PINT.
 //!
-//! PINT (Ben Basat et al., SIGCOMM 2020) lets a packet carry one number of a few bits however long its way is: every
-//! switch that has a higher one overwrites it. Here it is a logarithm to the base 1.05 of the utilization of a link,
+//! PINT (Ben Basat et al., SIGCOMM 2020) lets a packet carry one number of a few bits however long
+//! its way is: every switch that has a higher one overwrites it. Here it is a logarithm to the base
+//! 1.05 of the utilization of a link,
 //!
 //! ```text
 //! code 0          not stamped
 //! code n > 0      1.05^(n - 1) / 256       from 0.4 % to 94,000 %
 //! ```
 //!
-//! A utilization between two codes is rounded to one of them at random, to the nearer one more often, so that the mean
-//! over packets is right although no digest is further off than 5 %. Base and random rounding are those of the
-//! simulations published with PINT.
+//! A utilization between two codes is rounded to one of them at random, to the nearer one more
+//! often, so that the mean over packets is right although no digest is further off than 5 %. Base
+//! and random rounding are those of the simulations published with PINT.
 
 /// Fixed-point one of utilizations: 100 % of a link.
 pub const ONE: u64 = 1 << 20;
@@ -35,8 +36,8 @@ const fn powers() -> [u64; 255] {
     powers
 }
 
-/// The code of a utilization in units of 1 / [`ONE`]. Of the two that it is between, `random` selects one: over all its
-/// values, the mean is the utilization.
+/// The code of a utilization in units of 1 / [`ONE`]. Of the two that it is between, `random`
+/// selects one: over all its values, the mean is the utilization.
 pub fn encode(utilization: u64, random: u16) -> u8 {
     let utilization = utilization.clamp(LEAST, MOST);
     // At least one power is not above it.

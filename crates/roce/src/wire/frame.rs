@@ -1,13 +1,14 @@
 //! Whole packets on a link: Ethernet, IP and UDP or a GRH, and the RoCE packet inside.
 //!
-//! For captures, traces and raw sockets; queue pairs never see a [`Frame`]. Decoding keeps every bit
-//! that the sender may choose, so [`Packet::emit`] and [`Frame::emit`] reproduce exactly the bytes that
-//! were parsed; derived fields (lengths, the IPv4 header checksum) are computed again, and a packet in
-//! which they differ is refused. So are forms that no RoCE sender uses: IPv4 options, fragments, IPv6
-//! extension headers. Unrelated traffic is reported separately: [`FrameError::NotRoce`].
+//! For captures, traces and raw sockets; queue pairs never see a [`Frame`]. Decoding keeps every
+//! bit that the sender may choose, so [`Packet::emit`] and [`Frame::emit`] reproduce exactly the
+//! bytes that were parsed; derived fields (lengths, the IPv4 header checksum) are computed again,
+//! and a packet in which they differ is refused. So are forms that no RoCE sender uses: IPv4
+//! options, fragments, IPv6 extension headers. Unrelated traffic is reported separately:
+//! [`FrameError::NotRoce`].
 //!
-//! The UDP checksum is kept as it is: RoCE senders may leave it zero, and captures on the sending host
-//! show it before the NIC has filled it in. [`Packet::udp_checksum`] tells them apart.
+//! The UDP checksum is kept as it is: RoCE senders may leave it zero, and captures on the sending
+//! host show it before the NIC has filled it in. [`Packet::udp_checksum`] tells them apart.
 
 mod ip;
 
@@ -54,7 +55,8 @@ pub enum NotRoce {
     /// Another UDP destination port.
     #[error("other UDP port")]
     OtherPort,
-    /// A packet forwarded by one process to another on its machine; the capture has the original, too.
+    /// A packet forwarded by one process to another on its machine; the capture has the original,
+    /// too.
     #[error("forwarded between processes")]
     Forwarded,
 }
@@ -251,7 +253,8 @@ fn field<const N: usize>(header: &[u8; N], at: usize) -> u16 {
     u16::from_be_bytes([header[at], header[at + 1]])
 }
 
-/// Decodes the GRH at the start of `bytes`; returns it with the bytes that it counts and those after.
+/// Decodes the GRH at the start of `bytes`; returns it with the bytes that it counts and those
+/// after.
 fn split_grh(bytes: &[u8]) -> Result<(Grh, &[u8], &[u8]), FrameError> {
     let length = |claimed, have| FrameError::Length { layer: "GRH", claimed, have };
     let (header, rest) =
@@ -424,9 +427,9 @@ impl Udp {
     }
 }
 
-/// Appends an IP packet with a UDP datagram made of `pieces`, with correct lengths and checksums, and
-/// returns its length. For packets in separate parts, whose contents are not examined. On an error
-/// nothing is appended.
+/// Appends an IP packet with a UDP datagram made of `pieces`, with correct lengths and checksums,
+/// and returns its length. For packets in separate parts, whose contents are not examined. On an
+/// error nothing is appended.
 pub fn datagram<'p>(
     ip: &Ip,
     src_port: u16,

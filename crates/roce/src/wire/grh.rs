@@ -1,7 +1,8 @@
 //! The global route header (IBA 8.3), which RoCEv1 packets have in place of IP and UDP (annex A16).
 //!
-//! Its form is that of an IPv6 header, and its GIDs are addresses: an IPv6 address is its own GID, an IPv4 address is
-//! mapped into one (`::ffff:a.b.c.d`). Version and next header are not represented: they have one value.
+//! Its form is that of an IPv6 header, and its GIDs are addresses: an IPv6 address is its own GID,
+//! an IPv4 address is mapped into one (`::ffff:a.b.c.d`). Version and next header are not
+//! represented: they have one value.
 
 use core::net::{IpAddr, Ipv6Addr};
 

@@ -1,10 +1,11 @@
 //! Transport headers: the base header and the extension headers of each opcode (IBA chapter 9).
 //!
 //! The rest of the crate works with [`Headers`], which can only hold legal combinations.
-//! [`Headers::parse`] never panics on any input; [`Headers::emit`] reproduces exactly the bytes that
-//! were parsed. Bits that senders clear and receivers ignore (six and seven in the BTH, a byte in the
-//! DETH) are therefore kept, hidden from queue pairs; reserved *codes* (version, opcode, syndrome) and
-//! a filled congestion notification are refused. The byte views beneath are in [`views`](super::views).
+//! [`Headers::parse`] never panics on any input; [`Headers::emit`] reproduces exactly the bytes
+//! that were parsed. Bits that senders clear and receivers ignore (six and seven in the BTH, a byte
+//! in the DETH) are therefore kept, hidden from queue pairs; reserved *codes* (version, opcode,
+//! syndrome) and a filled congestion notification are refused. The byte views beneath are in
+//! [`views`](super::views).
 
 use arrayvec::ArrayVec;
 use thiserror::Error;
@@ -121,8 +122,8 @@ pub struct Deth {
     pub src_qp: Qpn,
 }
 
-/// Extended transport header of the selective-repeat mode, 8 bytes: where to place a packet's payload
-/// while packets before it are missing.
+/// Extended transport header of the selective-repeat mode, 8 bytes: where to place a packet's
+/// payload while packets before it are missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sreth {
     /// The responder's receive, as the number of receives consumed on this connection before it, 24
@@ -375,8 +376,8 @@ fn in_range(field: &'static str, value: u32, max: u32) -> Result<(), WireError> 
     if value <= max { Ok(()) } else { Err(WireError::Range { field, value }) }
 }
 
-/// Bits that senders clear and receivers ignore, kept so that a packet re-encodes exactly. Two ends of ours may agree to use
-/// `bth_ack` ([`Headers::hint`]).
+/// Bits that senders clear and receivers ignore, kept so that a packet re-encodes exactly. Two ends
+/// of ours may agree to use `bth_ack` ([`Headers::hint`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Ignored {
     /// Low six bits of BTH byte 4, next to FECN and BECN.
@@ -422,8 +423,8 @@ impl Headers {
         BTH_BYTES + self.ext.kind().len()
     }
 
-    /// Seven bits of the BTH, beside the request for an acknowledgement, that other senders clear and receivers ignore. The
-    /// ICRC covers them. 0 means nothing.
+    /// Seven bits of the BTH, beside the request for an acknowledgement, that other senders clear
+    /// and receivers ignore. The ICRC covers them. 0 means nothing.
     pub fn hint(&self) -> u8 {
         self.ignored.bth_ack
     }
@@ -435,15 +436,15 @@ impl Headers {
         self
     }
 
-    /// Whether the packet has bits set that senders must clear. They mean nothing to a receiver, and
-    /// [`emit`](Headers::emit) reproduces them.
+    /// Whether the packet has bits set that senders must clear. They mean nothing to a receiver,
+    /// and [`emit`](Headers::emit) reproduces them.
     pub fn has_ignored_bits(&self) -> bool {
         self.ignored != Ignored::default()
     }
 
-    /// Decodes the headers at the start of `packet` (BTH up to and including the ICRC) and returns them
-    /// with the payload, without pad and ICRC. Neither the ICRC nor the value of the pad bytes is
-    /// checked.
+    /// Decodes the headers at the start of `packet` (BTH up to and including the ICRC) and returns
+    /// them with the payload, without pad and ICRC. Neither the ICRC nor the value of the pad bytes
+    /// is checked.
     pub fn parse(packet: &[u8]) -> Result<(Headers, &[u8]), WireError> {
         let view = BthView::new(packet)?;
         let bth = view.decode()?;

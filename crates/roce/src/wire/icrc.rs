@@ -1,17 +1,18 @@
-//! The invariant CRC (IBA 7.8.1, annexes A16 and A17): CRC-32 over everything that no router may change.
+//! The invariant CRC (IBA 7.8.1, annexes A16 and A17): CRC-32 over everything that no router may
+//! change.
 //!
-//! zlib's polynomial over eight bytes of ones, the IP header, the UDP header, then BTH to the end of
-//! the pad; sent least significant byte first. Masked to ones: IPv4 TOS, TTL and checksum, or IPv6
-//! traffic class, flow label and hop limit; the UDP checksum; the byte of the BTH that holds FECN and
-//! BECN. The IPv4 identification and flags are covered. RoCEv1 has a GRH in place of IP and UDP; its traffic class,
-//! flow label and hop limit are masked.
+//! zlib's polynomial over eight bytes of ones, the IP header, the UDP header, then BTH to the end
+//! of the pad; sent least significant byte first. Masked to ones: IPv4 TOS, TTL and checksum, or
+//! IPv6 traffic class, flow label and hop limit; the UDP checksum; the byte of the BTH that holds
+//! FECN and BECN. The IPv4 identification and flags are covered. RoCEv1 has a GRH in place of IP
+//! and UDP; its traffic class, flow label and hop limit are masked.
 //!
 //! A UDP socket hides the identification of received packets. [`solve_id`] recovers it: a CRC is
-//! linear, so the difference between the received and the computed ICRC equals the difference of the
-//! identifications, times a power of x that depends only on the packet's length. Dividing by that power
-//! gives the only 32-bit pattern that explains the difference, and it must fit the 16 bits of the
-//! field. An unknown identification thus leaves 16 of the 32 check bits, a correctly guessed one all of
-//! them: pass the expected value in [`Pseudo::V4`] and compare.
+//! linear, so the difference between the received and the computed ICRC equals the difference of
+//! the identifications, times a power of x that depends only on the packet's length. Dividing by
+//! that power gives the only 32-bit pattern that explains the difference, and it must fit the 16
+//! bits of the field. An unknown identification thus leaves 16 of the 32 check bits, a correctly
+//! guessed one all of them: pass the expected value in [`Pseudo::V4`] and compare.
 
 use core::net::{Ipv4Addr, Ipv6Addr};
 
@@ -62,15 +63,16 @@ const V4_BYTES: usize = 8 + 20 + 8;
 /// Eight bytes of ones, IPv6 and UDP header.
 const V6_BYTES: usize = 8 + 40 + 8;
 
-/// Eight bytes of ones, which stand for the local route header (LRH) that Ethernet has not, and the GRH.
+/// Eight bytes of ones, which stand for the local route header (LRH) that Ethernet has not, and the
+/// GRH.
 const GRH_PREFIX_BYTES: usize = 8 + GRH_BYTES;
 
 /// The byte of the BTH that holds FECN and BECN.
 const MARKS_BYTE: usize = 4;
 
-/// A masked pseudo header with room for the BTH after it, so that the hasher, which is slow to start,
-/// takes both at once. Fixed-length arrays rather than one buffer for both versions let the compiler
-/// build them without calls to `memcpy`.
+/// A masked pseudo header with room for the BTH after it, so that the hasher, which is slow to
+/// start, takes both at once. Fixed-length arrays rather than one buffer for both versions let the
+/// compiler build them without calls to `memcpy`.
 enum Prefix {
     V4([u8; V4_BYTES + BTH_BYTES]),
     V6([u8; V6_BYTES + BTH_BYTES]),
@@ -148,8 +150,8 @@ impl Prefix {
     }
 }
 
-/// A length as a header field. No packet is longer than the field can hold, so any value will do for
-/// longer ones: the ICRC belongs to no packet.
+/// A length as a header field. No packet is longer than the field can hold, so any value will do
+/// for longer ones: the ICRC belongs to no packet.
 fn field_len(len: usize) -> u16 {
     u16::try_from(len).unwrap_or(u16::MAX)
 }
@@ -206,8 +208,8 @@ fn carried_and_computed(pseudo: &Pseudo, packet: &[u8]) -> Option<(u32, u32)> {
     Some((u32::from_le_bytes(*carried), hasher.finalize()))
 }
 
-/// The ICRC for the end of `packet` (BTH to ICRC; the last four bytes are not read), or `None` if it is
-/// too short for a BTH and an ICRC.
+/// The ICRC for the end of `packet` (BTH to ICRC; the last four bytes are not read), or `None` if
+/// it is too short for a BTH and an ICRC.
 pub fn compute(pseudo: &Pseudo, packet: &[u8]) -> Option<[u8; 4]> {
     carried_and_computed(pseudo, packet).map(|(_, computed)| computed.to_le_bytes())
 }
@@ -215,9 +217,9 @@ pub fn compute(pseudo: &Pseudo, packet: &[u8]) -> Option<[u8; 4]> {
 /// Bytes before a packet that [`seal`] needs.
 pub const SEAL_BYTES: usize = V6_BYTES;
 
-/// Writes the ICRC into the last four bytes of the packet (BTH to ICRC) that follows the first [`SEAL_BYTES`] of `room`.
-/// Those bytes are used and restored, so they may be the end of another packet. Returns false, and writes nothing, if the
-/// packet is too short for a BTH and an ICRC.
+/// Writes the ICRC into the last four bytes of the packet (BTH to ICRC) that follows the first
+/// [`SEAL_BYTES`] of `room`. Those bytes are used and restored, so they may be the end of another
+/// packet. Returns false, and writes nothing, if the packet is too short for a BTH and an ICRC.
 ///
 /// The hasher is slow to start, so it takes the pseudo header and the packet in one piece.
 #[must_use]
@@ -249,9 +251,10 @@ pub fn verify(pseudo: &Pseudo, packet: &[u8]) -> bool {
     carried_and_computed(pseudo, packet).is_some_and(|(carried, computed)| carried == computed)
 }
 
-/// For IPv4 receivers that cannot see the identification field: the value of that field that makes the
-/// ICRC of `packet` right; there is at most one. With the expected value in `pseudo` this costs no more
-/// than [`verify`]. A corrupted packet passes as one with another identification once in 2^16 times.
+/// For IPv4 receivers that cannot see the identification field: the value of that field that makes
+/// the ICRC of `packet` right; there is at most one. With the expected value in `pseudo` this costs
+/// no more than [`verify`]. A corrupted packet passes as one with another identification once in
+/// 2^16 times.
 ///
 /// Over IPv6 and in RoCEv1 there is nothing to solve for: `Some(0)` if the ICRC is right.
 pub fn solve_id(pseudo: &Pseudo, packet: &[u8]) -> Option<u16> {
@@ -266,8 +269,8 @@ pub fn solve_id(pseudo: &Pseudo, packet: &[u8]) -> Option<u16> {
 
 /// Which bits of the identification have to flip to change the ICRC by `difference`.
 fn id_difference(difference: u32, udp_payload_len: usize) -> Option<u16> {
-    // The CRC register takes in a bit by multiplying by x, so the two bytes of the field are at x^(32 +
-    // 8 * the bytes that follow them): 14 of IP, 8 of UDP, then the packet without ICRC.
+    // The CRC register takes in a bit by multiplying by x, so the two bytes of the field are at
+    // x^(32 + 8 * the bytes that follow them): 14 of IP, 8 of UDP, then the packet without ICRC.
     let following = 14 + 8 + udp_payload_len - ICRC_BYTES;
     let bits = multiply(difference, inverse_power(following + 4)?);
     // The first bit sent has the highest power and the lowest bit of the first byte, so a pattern

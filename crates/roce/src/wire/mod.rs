@@ -1,7 +1,7 @@
 //! RoCE on the wire, versions 1 and 2: opcodes, headers, ICRC, and captures of them.
 //!
-//! Two levels: byte *views* (a checked constructor, then named fields) and *representations* that can
-//! only hold legal values. [`Headers`] is the representation the rest of the crate uses.
+//! Two levels: byte *views* (a checked constructor, then named fields) and *representations* that
+//! can only hold legal values. [`Headers`] is the representation the rest of the crate uses.
 //!
 //! | module | what it holds |
 //! |---|---|
@@ -39,13 +39,13 @@ pub use qpn::Qpn;
 /// UDP destination port of RoCEv2 (IBA annex A17).
 pub const ROCE_PORT: u16 = 4791;
 
-/// UDP ports of single processes of a machine, instead of the shared one: this base plus the process's
-/// number, 1–254. The queue pair numbers of such a process have that number in their upper 8 bits. The
-/// ports are not registered and outside the range of ephemeral ports.
+/// UDP ports of single processes of a machine, instead of the shared one: this base plus the
+/// process's number, 1–254. The queue pair numbers of such a process have that number in their
+/// upper 8 bits. The ports are not registered and outside the range of ephemeral ports.
 pub const PROCESS_PORT_BASE: u16 = 0x7200;
 
-/// First byte of a packet that one process forwards to another on such a port: an opcode of the range
-/// that InfiniBand leaves to manufacturers.
+/// First byte of a packet that one process forwards to another on such a port: an opcode of the
+/// range that InfiniBand leaves to manufacturers.
 pub const FORWARDED_OPCODE: u8 = 0xff;
 
 /// Whether this is the port of a single process.

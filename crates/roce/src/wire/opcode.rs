@@ -1,11 +1,11 @@
 //! BTH opcodes (IBA table 35, and annex A17 for CNP).
 //!
-//! One table has everything that depends on the opcode alone: its code, its name, its operation, its
-//! place in the message and the extension headers. Codes that are not in the table (other services,
-//! reserved values) cannot be represented: [`Opcode::from_u8`] refuses them.
+//! One table has everything that depends on the opcode alone: its code, its name, its operation,
+//! its place in the message and the extension headers. Codes that are not in the table (other
+//! services, reserved values) cannot be represented: [`Opcode::from_u8`] refuses them.
 //!
-//! Codes from 0xc0 are for manufacturers to define. Ours are those of the selective-repeat mode of RC
-//! queue pairs; the five low bits have the same meaning as for RC (see `docs/reliability.md`).
+//! Codes from 0xc0 are for manufacturers to define. Ours are those of the selective-repeat mode of
+//! RC queue pairs; the five low bits have the same meaning as for RC (see `docs/reliability.md`).
 
 use super::WireError;
 

@@ -1,9 +1,9 @@
 //! In-band network telemetry (INT): what the switches on a packet's way write into it.
 //!
-//! A [`Report`] is a header in front of the BTH. The sender of a data packet leaves it empty, every switch that knows it
-//! stamps the link on which the packet leaves, and the receiver returns it in front of its acknowledgement. Only
-//! endpoints send it whose connections are both set to (`CongestionControl::Hpcc`). The ICRC does not cover it, since
-//! switches change it.
+//! A [`Report`] is a header in front of the BTH. The sender of a data packet leaves it empty, every
+//! switch that knows it stamps the link on which the packet leaves, and the receiver returns it in
+//! front of its acknowledgement. Only endpoints send it whose connections are both set to
+//! (`CongestionControl::Hpcc`). The ICRC does not cover it, since switches change it.
 //!
 //! | bytes | contents |
 //! |---|---|
@@ -18,12 +18,12 @@
 //! | 3 | 0 |
 //! | 4 + 12 n | link n: rate in Mbit/s, bytes queued behind the packet, time in nanoseconds, bytes sent |
 //!
-//! The four fields of a link are 24 bits each, in network byte order; bytes are in units of 64. Time and bytes sent
-//! wrap around (after 16.8 ms and 1 GiB), so only differences mean something, and only between reports that are
-//! close to each other ([`Report::MAX_AGE_NS`]).
+//! The four fields of a link are 24 bits each, in network byte order; bytes are in units of 64.
+//! Time and bytes sent wrap around (after 16.8 ms and 1 GiB), so only differences mean something,
+//! and only between reports that are close to each other ([`Report::MAX_AGE_NS`]).
 //!
-//! Version 1 has 4 bytes and reports the busiest link ([`Form::Digest`]), of which switches measure the utilization
-//! themselves:
+//! Version 1 has 4 bytes and reports the busiest link ([`Form::Digest`]), of which switches measure
+//! the utilization themselves:
 //!
 //! | bytes | contents |
 //! |---|---|
@@ -59,8 +59,8 @@ pub struct Hop {
 }
 
 impl Hop {
-    /// A link of `rate_bps` at `now_ns`, that has sent so many bytes in all and holds `queue_bytes`. Rates and
-    /// queues are cut to what their fields hold.
+    /// A link of `rate_bps` at `now_ns`, that has sent so many bytes in all and holds
+    /// `queue_bytes`. Rates and queues are cut to what their fields hold.
     pub const fn new(rate_bps: u64, now_ns: u64, sent_bytes: u64, queue_bytes: u64) -> Hop {
         Hop {
             rate_mbps: cut(rate_bps / 1_000_000),
@@ -150,7 +150,8 @@ impl Report {
     /// Most links that it has room for.
     pub const MAX_HOPS: usize = 5;
 
-    /// Two reports that are further apart cannot be compared, in nanoseconds: their times may have wrapped.
+    /// Two reports that are further apart cannot be compared, in nanoseconds: their times may have
+    /// wrapped.
     pub const MAX_AGE_NS: u64 = 1 << 23;
 
     /// As senders send it.
@@ -195,7 +196,8 @@ impl Report {
         &self.bytes[..self.form().encoded_len()]
     }
 
-    /// Adds a link. Without room it notes that one is missing. A digest, and what a receiver returned, stay as they are.
+    /// Adds a link. Without room it notes that one is missing. A digest, and what a receiver
+    /// returned, stay as they are.
     pub fn stamp(&mut self, hop: Hop) {
         if self.is_echo() || self.form() != Form::Links {
             return;
@@ -211,15 +213,17 @@ impl Report {
         }
     }
 
-    /// A link has this utilization, in units of 1 / [`digest::ONE`]: a digest that is lower becomes that of this link,
-    /// rounded as `random` says. Others, and what a receiver returned, stay as they are.
+    /// A link has this utilization, in units of 1 / [`digest::ONE`]: a digest that is lower becomes
+    /// that of this link, rounded as `random` says. Others, and what a receiver returned, stay as
+    /// they are.
     pub fn raise(&mut self, utilization: u64, random: u16) {
         if !self.is_echo() && self.form() == Form::Digest {
             self.bytes[2] = self.bytes[2].max(digest::encode(utilization, random));
         }
     }
 
-    /// The utilization of the busiest link in units of 1 / [`digest::ONE`], if it is a digest that a switch has stamped.
+    /// The utilization of the busiest link in units of 1 / [`digest::ONE`], if it is a digest that
+    /// a switch has stamped.
     pub fn utilization(&self) -> Option<u64> {
         let code = Some(self.bytes[2]).filter(|_| self.form() == Form::Digest);
         code.and_then(digest::decode)
@@ -249,16 +253,16 @@ impl Report {
         links.iter().take(count.into()).map(Hop::parse)
     }
 
-    /// Whether another report has the same number of links with the same rates. Links for which there was no room do
-    /// not count.
+    /// Whether another report has the same number of links with the same rates. Links for which
+    /// there was no room do not count.
     pub fn is_same_path(&self, other: &Report) -> bool {
         let is_cut = |report: &Report| report.bytes[1] & CUT;
         let rates = self.hops().map(|hop| hop.rate_mbps);
         is_cut(self) == is_cut(other) && rates.eq(other.hops().map(|hop| hop.rate_mbps))
     }
 
-    /// Whether it was stamped before another one of the same path, which it must not be further from than
-    /// [`MAX_AGE_NS`](Report::MAX_AGE_NS).
+    /// Whether it was stamped before another one of the same path, which it must not be further
+    /// from than [`MAX_AGE_NS`](Report::MAX_AGE_NS).
     pub fn is_older_than(&self, other: &Report) -> bool {
         self.hops()
             .zip(other.hops())

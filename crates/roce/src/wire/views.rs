@@ -1,8 +1,8 @@
 //! Byte views of the transport headers: a checked constructor, then named fields.
 //!
 //! A view borrows the bytes of one header. Its constructor refuses slices that are too short and
-//! ignores the rest; after that no accessor can fail or panic. Views return raw values; `decode` turns
-//! them into the representations of [`wire`](super), where reserved codes are refused.
+//! ignores the rest; after that no accessor can fail or panic. Views return raw values; `decode`
+//! turns them into the representations of [`wire`](super), where reserved codes are refused.
 
 use super::Qpn;
 use super::{Aeth, AtomicEth, Bth, Deth, Opcode, Psn, Reth, Syndrome, WireError};

@@ -1,5 +1,5 @@
-//! Congestion control of queue pairs: marked packets trigger notifications, and notifications slow the
-//! sender down. The test carries packets by hand, so that each can be marked.
+//! Congestion control of queue pairs: marked packets trigger notifications, and notifications slow
+//! the sender down. The test carries packets by hand, so that each can be marked.
 
 use core::num::NonZeroU64;
 use std::net::SocketAddr;
@@ -135,7 +135,8 @@ fn a_notification_that_leaves_late_delays_the_next() {
     assert_eq!(notified, [1_040, 1_090]);
 }
 
-/// A fixed rate, exact to the packet: for the duration of a message, and for the time of the next one.
+/// A fixed rate, exact to the packet: for the duration of a message, and for the time of the next
+/// one.
 #[test]
 fn packets_leave_at_the_rate_and_no_sooner() {
     let mut pair = pair(CongestionControl::Fixed(LINE_BPS));
@@ -192,8 +193,8 @@ fn notifications_slow_the_sender_and_it_recovers() {
     assert_eq!(pair.rate(), Some(LINE_BPS));
 }
 
-/// Forging notifications requires the peer's address and the queue pair number, no PSN. The sender then
-/// has its minimum rate for as long as they arrive, and is back at line rate soon after.
+/// Forging notifications requires the peer's address and the queue pair number, no PSN. The sender
+/// then has its minimum rate for as long as they arrive, and is back at line rate soon after.
 #[test]
 fn forged_notifications_cost_speed_while_they_come_and_for_a_while_after() {
     let mut off = pair(CongestionControl::Off);
@@ -302,7 +303,8 @@ fn a_limit_ends_with_its_connection() {
     assert_eq!(pair.endpoint(0).query_qp(qpn).unwrap().rate_limit_bps, 0);
 }
 
-/// A queue that is full drops a burst as it comes. So after each timeout fewer packets leave at once.
+/// A queue that is full drops a burst as it comes. So after each timeout fewer packets leave at
+/// once.
 #[test]
 fn after_a_timeout_what_was_lost_leaves_within_the_window() {
     let mut network = Network::new(&NetworkConfig::default());
@@ -329,7 +331,8 @@ fn after_a_timeout_what_was_lost_leaves_within_the_window() {
     assert_eq!(most_at_once, [1, 8, 4, 2, 1, 1, 1]);
 }
 
-/// While lost packets wait for the window, nothing new leaves: the peer would have to keep more than a window.
+/// While lost packets wait for the window, nothing new leaves: the peer would have to keep more
+/// than a window.
 #[test]
 fn nothing_new_leaves_ahead_of_what_was_lost() {
     let mut network = Network::new(&NetworkConfig::default());
@@ -347,7 +350,8 @@ fn nothing_new_leaves_ahead_of_what_was_lost() {
     pair.write();
     let window = pair.sent(0, Time::ZERO);
     assert_eq!(window.len(), 8);
-    // One packet arrives and makes room for another, the only one since the last that requested an acknowledgement.
+    // One packet arrives and makes room for another, the only one since the last that requested an
+    // acknowledgement.
     pair.deliver(1, at(10), &window[2], Ecn::Ect0);
     let report = pair.sent(1, at(10));
     pair.deliver(0, at(20), &report[0], Ecn::Ect0);
@@ -365,8 +369,8 @@ fn nothing_new_leaves_ahead_of_what_was_lost() {
     assert!(resent > 4 && pair.endpoint(0).counters().timeouts > 1, "{resent}");
 }
 
-/// A short message and its acknowledgement take a class of their own, unless the queue pair was given one: a program under a
-/// job's DSCP sends nothing outside it.
+/// A short message and its acknowledgement take a class of their own, unless the queue pair was
+/// given one: a program under a job's DSCP sends nothing outside it.
 #[test]
 fn urgent_packets_keep_a_dscp_that_was_asked_for() {
     for (asked, wanted) in [(0, 46), (26, 26)] {
@@ -391,7 +395,8 @@ fn urgent_packets_keep_a_dscp_that_was_asked_for() {
     }
 }
 
-/// Reports of the control plane slow down whom they concern, once; refused ones change nothing, and are counted.
+/// Reports of the control plane slow down whom they concern, once; refused ones change nothing, and
+/// are counted.
 #[test]
 fn watermarks_cut_what_the_path_delivers_and_impossible_ones_are_refused() {
     // At line rate from the beginning: nothing is acknowledged before all has left.
@@ -466,7 +471,8 @@ fn watermarks_cut_senders_of_short_messages_as_well() {
             pair.endpoint(0).handle_watermark(qpn, at(1_000 * ms), &watermark).unwrap();
         };
         hear(&mut pair, 1);
-        // 50 WRITEs in each millisecond, of 64 bytes in packets of 124: 49.6 Mbit/s. Cuts follow each other at a distance.
+        // 50 WRITEs in each millisecond, of 64 bytes in packets of 124: 49.6 Mbit/s. Cuts follow
+        // each other at a distance.
         let mut cuts = Vec::new();
         let mut ms = 1;
         while cuts.len() < first && ms < 60 {

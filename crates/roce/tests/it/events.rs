@@ -220,8 +220,8 @@ fn arming_with_completions_waiting_notifies_at_once() {
     }
 }
 
-/// A program that reads an event, arms and then takes one completion, over and over, gets an event for
-/// each completion and none in vain.
+/// A program that reads an event, arms and then takes one completion, over and over, gets an event
+/// for each completion and none in vain.
 #[test]
 fn arming_before_polling_brings_one_event_for_each_completion() {
     for transport in TRANSPORTS {
@@ -288,8 +288,8 @@ fn sends_notify_their_own_queue() {
     assert_eq!(pair.network.endpoint(a).poll_notified(), Some(a.send_cq));
 }
 
-/// A program that polls and arms, in either order, and then sleeps until it is notified never misses a
-/// completion, whenever that arrives.
+/// A program that polls and arms, in either order, and then sleeps until it is notified never
+/// misses a completion, whenever that arrives.
 #[test]
 fn polling_and_arming_in_any_order_loses_no_wake_up() {
     const TOTAL: u64 = 60;

@@ -1,8 +1,8 @@
 //! The simulated network for the tests of this crate: hosts joined by cables that only delay.
 //!
-//! Everything is in `sim`; this module adds the usual scenario, queue pairs on it, and a trace of sent
-//! packets. After every step two things must hold: no undamaged packet was refused, and every node came
-//! to rest. Memory outside registered regions panics (C3).
+//! Everything is in `sim`; this module adds the usual scenario, queue pairs on it, and a trace of
+//! sent packets. After every step two things must hold: no undamaged packet was refused, and every
+//! node came to rest. Memory outside registered regions panics (C3).
 
 use std::ops::{Deref, DerefMut};
 

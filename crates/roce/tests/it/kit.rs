@@ -93,7 +93,8 @@ pub(crate) fn registered(node: &mut Node) -> MemoryRegion {
     node.register(BASE, REGION_BYTES, Access::ALL).unwrap()
 }
 
-/// Registers bytes at `backing` for everything, which work requests and peers address from `addr` on.
+/// Registers bytes at `backing` for everything, which work requests and peers address from `addr`
+/// on.
 pub(crate) fn register_at(node: &mut Node, addr: u64, len: u64, backing: u64) -> MemoryRegion {
     node.register_at(node.pd, addr, len, backing, Access::ALL).unwrap()
 }

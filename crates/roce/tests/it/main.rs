@@ -1,5 +1,5 @@
-//! Integration tests of the transport, in one binary. Random programs under random faults, with every
-//! completion and byte checked, are the tests `chaos` of `sim`.
+//! Integration tests of the transport, in one binary. Random programs under random faults, with
+//! every completion and byte checked, are the tests `chaos` of `sim`.
 //!
 //! | module | what it tests |
 //! |---|---|

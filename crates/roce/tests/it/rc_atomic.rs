@@ -1,5 +1,5 @@
-//! Atomics of the reliable connection: each is executed once, whatever the network duplicates or loses,
-//! and its response has the value of that one time.
+//! Atomics of the reliable connection: each is executed once, whatever the network duplicates or
+//! loses, and its response has the value of that one time.
 
 use roce::Time;
 use roce::endpoint::{AttrMask, Insert, QpAttr, QpState};

@@ -1,8 +1,9 @@
 //! Requests that are carried out without packets, mixed with packets (`roce::direct`).
 //!
-//! A seed draws a program of WRITEs, READs and SENDs, a local peer that refuses some requests, lost packets,
-//! pauses and failures. Whatever of it is direct, waits, or becomes packets: every request completes once and
-//! in order, and has the effect that it would have had alone, one after the other (C2).
+//! A seed draws a program of WRITEs, READs and SENDs, a local peer that refuses some requests, lost
+//! packets, pauses and failures. Whatever of it is direct, waits, or becomes packets: every request
+//! completes once and in order, and has the effect that it would have had alone, one after the
+//! other (C2).
 //!
 //! `DQUANT_SEED=n cargo test -p roce --test it rc_direct` replays one program.
 
@@ -319,7 +320,8 @@ impl Program {
         self.completed.last().is_some_and(|done| done.0 + 1 == REQUESTS)
     }
 
-    /// Every request that asks for a completion has one, those that do not have one if they failed, and all are in order.
+    /// Every request that asks for a completion has one, those that do not have one if they failed,
+    /// and all are in order.
     fn check_order(&self) {
         let failed = |wr: &u64| {
             self.completed.iter().any(|done| done.0 == *wr && done.1 != WcStatus::Success)
@@ -370,7 +372,8 @@ fn direct_requests_and_packets_stay_in_order() {
     assert!(sent > 2 * refused && refused > 0, "{sent} messages, {refused} refused");
 }
 
-/// Where all requests wait for the driver, WRITEs are direct although SENDs are between them, and nothing else is.
+/// Where all requests wait for the driver, WRITEs are direct although SENDs are between them, and
+/// nothing else is.
 #[test]
 fn writes_between_messages_are_direct_where_all_wait() {
     let mut program = Program::new(1);
@@ -385,8 +388,8 @@ fn writes_between_messages_are_direct_where_all_wait() {
     assert_eq!((counters.direct_writes, counters.direct_refused_outstanding), (10, 0));
 }
 
-/// With relaxed order they do not even wait for the acknowledgements of these; those with a completion, and what is behind
-/// another request than a SEND, do.
+/// With relaxed order they do not even wait for the acknowledgements of these; those with a
+/// completion, and what is behind another request than a SEND, do.
 #[test]
 fn quiet_writes_pass_messages_where_the_order_is_relaxed() {
     let direct_writes = |holding, signaled, read_first: bool| {

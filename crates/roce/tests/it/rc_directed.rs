@@ -462,8 +462,8 @@ fn a_region_that_goes_away_ends_a_read_in_the_middle() {
     assert_eq!(lone.answer(), None);
 }
 
-/// 2^31 bytes in packets of 256 take half of all PSNs: the most that can be distinguished. Registering
-/// needs no memory, so only the first packets are checked.
+/// 2^31 bytes in packets of 256 take half of all PSNs: the most that can be distinguished.
+/// Registering needs no memory, so only the first packets are checked.
 #[test]
 fn the_longest_read_takes_half_the_psns_and_what_follows_waits() {
     let mut pair = Pair::with(|connect| connect.mtu = Mtu::M256);
@@ -629,9 +629,9 @@ fn credits_keep_sends_from_outrunning_receives() {
     assert_eq!(pair.counters(1).rnr_naks_sent, 1);
 }
 
-/// An acknowledgement was forged for packets that never arrived, so the peer waits for them and accepts
-/// everything else out of order. Its SACKs are no progress: the connection fails as if nothing was
-/// received.
+/// An acknowledgement was forged for packets that never arrived, so the peer waits for them and
+/// accepts everything else out of order. Its SACKs are no progress: the connection fails as if
+/// nothing was received.
 #[test]
 fn a_peer_that_takes_back_an_acknowledgement_is_given_up() {
     let mut pair = Pair::with(|connect| {
@@ -666,8 +666,8 @@ fn answers_of_another_time_promise_no_receives() {
     }
 }
 
-/// Nothing is known about the peer's receives at first. Sending everything costs a window of packets if
-/// there are none, but only once.
+/// Nothing is known about the peer's receives at first. Sending everything costs a window of
+/// packets if there are none, but only once.
 #[test]
 fn a_connection_starts_without_waiting_for_credits() {
     let mut pair = Pair::new();

@@ -1,10 +1,10 @@
 //! Packets that a hostile or broken peer could send: right ICRC, any content.
 //!
-//! Two generators: invented headers, with values near the edges of what is legal, and packets of a real
-//! exchange with one field changed. Whatever arrives, the endpoint does not panic, accesses nothing
-//! outside the regions that the peer may write or read (the arena checks each access, the guard bytes
-//! are compared), does nothing that the queue pair's access flags do not allow (each victim draws its
-//! own), and every posted work request still completes.
+//! Two generators: invented headers, with values near the edges of what is legal, and packets of a
+//! real exchange with one field changed. Whatever arrives, the endpoint does not panic, accesses
+//! nothing outside the regions that the peer may write or read (the arena checks each access, the
+//! guard bytes are compared), does nothing that the queue pair's access flags do not allow (each
+//! victim draws its own), and every posted work request still completes.
 
 use std::net::SocketAddr;
 

@@ -1,5 +1,6 @@
-//! What is carried without packets, one rule per test: when a queue pair serves its peer directly, which messages it takes,
-//! and what a reset forgets. (`rc_direct` mixes them with packets at random.)
+//! What is carried without packets, one rule per test: when a queue pair serves its peer directly,
+//! which messages it takes, and what a reset forgets. (`rc_direct` mixes them with packets at
+//! random.)
 
 use std::net::IpAddr;
 
@@ -98,8 +99,8 @@ fn take_from(network: &mut Network, now: roce::Time, from: IpAddr, header: &Mess
     world::take_message(&mut node.endpoint, &mut node.memory, now, from, (header, &bytes))
 }
 
-/// A queue pair in RTR has an event to raise for what comes first. WRITEs and READs without packets raise none, so it serves
-/// none until then, and after a reset it is as new.
+/// A queue pair in RTR has an event to raise for what comes first. WRITEs and READs without packets
+/// raise none, so it serves none until then, and after a reset it is as new.
 #[test]
 fn a_queue_pair_in_rtr_serves_directly_from_its_first_packet_on() {
     let by_packet: fn(&mut Waiting) = Waiting::send_packet;
@@ -230,7 +231,8 @@ impl Direct for Letters {
     }
 }
 
-/// Messages take receives that were promised to packets. When those that follow become packets, the promise is void.
+/// Messages take receives that were promised to packets. When those that follow become packets, the
+/// promise is void.
 #[test]
 fn credits_end_with_refused_messages() {
     let mut pair = Pair::new();

@@ -1,5 +1,5 @@
-//! Requests of one queue pair take effect in the order in which they were posted: a READ returns the
-//! bytes from before the WRITE, SEND or atomic behind it, fenced or not (docs/reliability.md).
+//! Requests of one queue pair take effect in the order in which they were posted: a READ returns
+//! the bytes from before the WRITE, SEND or atomic behind it, fenced or not (docs/reliability.md).
 
 use std::net::SocketAddr;
 
@@ -82,7 +82,8 @@ fn every_kind_of_request_waits_for_the_read_before_it() {
     }
 }
 
-/// A READ too long to be gathered at once holds back what is behind it, and nothing is lost by that.
+/// A READ too long to be gathered at once holds back what is behind it, and nothing is lost by
+/// that.
 #[test]
 fn a_long_read_holds_back_the_writes_behind_it() {
     const LEN: u32 = 90_000;
@@ -174,7 +175,8 @@ fn writes_alone_are_placed_out_of_order() {
     assert_eq!(pair.counters(0).selective_retransmits, 1);
 }
 
-/// The order holds under reordering, duplication and delay; only a lost response may show later bytes.
+/// The order holds under reordering, duplication and delay; only a lost response may show later
+/// bytes.
 #[test]
 fn the_order_holds_when_the_network_reorders() {
     for mode in MODES {
@@ -224,8 +226,8 @@ fn broken_without_retries(connections: usize, packets: u32, mode: fn(&mut Connec
     ends.iter().copied().filter(|end| failed(end)).count()
 }
 
-/// Many connections that read and write at the same moment share no buffers with each other, and none
-/// uses a retry.
+/// Many connections that read and write at the same moment share no buffers with each other, and
+/// none uses a retry.
 #[test]
 fn waiting_behind_a_read_costs_no_retry() {
     for mode in MODES {
@@ -235,8 +237,8 @@ fn waiting_behind_a_read_costs_no_retry() {
     }
 }
 
-/// A packet gets responses sent ahead of congestion control only if it could be executed now, and only
-/// few.
+/// A packet gets responses sent ahead of congestion control only if it could be executed now, and
+/// only few.
 #[test]
 fn congestion_control_is_passed_by_few_answers_at_most() {
     let slow = |connect: &mut Connect| {

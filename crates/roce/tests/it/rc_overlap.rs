@@ -1,6 +1,6 @@
-//! Messages that use the same memory again: whatever the network loses, duplicates and reorders, memory
-//! ends as if every request had been executed in the order of posting, and a loss costs no more than
-//! elsewhere.
+//! Messages that use the same memory again: whatever the network loses, duplicates and reorders,
+//! memory ends as if every request had been executed in the order of posting, and a loss costs no
+//! more than elsewhere.
 
 use roce::Time;
 use roce::endpoint::{Connect, Mtu};

@@ -277,8 +277,8 @@ fn the_request_that_came_out_of_order_and_was_refused_is_the_one_that_fails() {
     assert_eq!(pair.run().0, wanted);
 }
 
-/// Packets further ahead than a window of packets, not counting those received, cannot be in flight:
-/// they are dropped before any other check.
+/// Packets further ahead than a window of packets, not counting those received, cannot be in
+/// flight: they are dropped before any other check.
 #[test]
 fn packets_that_cannot_be_in_flight_are_dropped_unseen() {
     const WINDOW: u32 = 20;
@@ -321,8 +321,8 @@ fn guess_keys(
     (1000, false)
 }
 
-/// A hostile peer that guesses keys has one try per connection. A region's key is one of 2^31 - 1, so
-/// with n writable regions the chance of a hit is n in 2^31 - 1.
+/// A hostile peer that guesses keys has one try per connection. A region's key is one of 2^31 - 1,
+/// so with n writable regions the chance of a hit is n in 2^31 - 1.
 #[test]
 fn a_peer_that_guesses_keys_has_one_try() {
     let write = |ahead: u32| {
@@ -337,8 +337,8 @@ fn a_peer_that_guesses_keys_has_one_try() {
     }
 }
 
-/// An out-of-order WRITE that has to wait, for the responses of a READ or because its sender says so, is
-/// dropped whatever its key. A wrong one ends the connection all the same.
+/// An out-of-order WRITE that has to wait, for the responses of a READ or because its sender says
+/// so, is dropped whatever its key. A wrong one ends the connection all the same.
 #[test]
 fn a_guess_among_packets_that_have_to_wait_is_the_last() {
     let ordered = |lone: &mut Lone, rkey| {

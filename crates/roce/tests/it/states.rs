@@ -1,7 +1,7 @@
 //! The states of a queue pair: every transition with every attribute, and what each state allows.
 //!
-//! The table here is written by hand in another form than the crate's, attribute by attribute as in a
-//! manual; the two have to agree on every transition, transport and attribute.
+//! The table here is written by hand in another form than the crate's, attribute by attribute as in
+//! a manual; the two have to agree on every transition, transport and attribute.
 
 use roce::device;
 use roce::endpoint::{
@@ -259,7 +259,8 @@ fn values_out_of_range_are_refused() {
     refused(rc, Rts, |attr| attr.max_rd_atomic = 129);
 }
 
-/// Adapters have so many bits for these, and programs set more: a library in use asks for an RNR timer of 32.
+/// Adapters have so many bits for these, and programs set more: a library in use asks for an RNR
+/// timer of 32.
 #[test]
 fn only_the_bits_that_adapters_have_are_kept() {
     let mut lone = Lone::in_state(Transport::Rc, Init).unwrap();
@@ -415,8 +416,8 @@ fn the_error_state_flushes_every_transport() {
     }
 }
 
-/// Two queue pairs of node 0 that share both completion queues, each with two sends and three receives
-/// flushed: posted in turns.
+/// Two queue pairs of node 0 that share both completion queues, each with two sends and three
+/// receives flushed: posted in turns.
 fn flushed_pair(transport: Transport) -> (Network, [Qpn; 2], CqId) {
     let mut network = Network::new(&NetworkConfig::default());
     let Node { endpoint, pd, .. } = &mut network.nodes[0];

@@ -1,8 +1,8 @@
 //! Packets that no correct peer would send, at UC and UD queue pairs with own and shared receives.
 //!
-//! Whatever arrives: nothing outside receive buffers and writable regions is accessed, nothing is sent
-//! back, every receive completes exactly once in the end, and a queue pair only fails when one of its
-//! own receives is not writable.
+//! Whatever arrives: nothing outside receive buffers and writable regions is accessed, nothing is
+//! sent back, every receive completes exactly once in the end, and a queue pair only fails when one
+//! of its own receives is not writable.
 
 use roce::Time;
 use roce::endpoint::{Delivery, Endpoint, Insert, Mtu, QpAttr, QpState, SrqConfig};

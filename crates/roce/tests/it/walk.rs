@@ -1,9 +1,9 @@
 //! Random walks through the states of a queue pair, with traffic in flight.
 //!
 //! A seed draws the transport, the loss recovery mode, and then one legal step after the other:
-//! posting, draining, changing attributes while drained, failing, starting over. A model of one line
-//! for each step gives the next state. At the end the queue pair is taken to RTS, and a message must
-//! get through.
+//! posting, draining, changing attributes while drained, failing, starting over. A model of one
+//! line for each step gives the next state. At the end the queue pair is taken to RTS, and a
+//! message must get through.
 //!
 //! `DQUANT_SEED=n cargo test -p roce --test it walk` replays one walk.
 

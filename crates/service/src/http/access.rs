@@ -22,8 +22,8 @@ impl Access {
         self.token.is_some()
     }
 
-    /// Whether the request has the token: as bearer token, or as password of the basic scheme. The latter is for
-    /// programs that can be given a URL but no header: `http://any:TOKEN@HOST/…`.
+    /// Whether the request has the token: as bearer token, or as password of the basic scheme. The
+    /// latter is for programs that can be given a URL but no header: `http://any:TOKEN@HOST/…`.
     pub(crate) fn has_token<B>(&self, request: &Request<B>) -> bool {
         let Some(expected) = &self.token else { return true };
         let given = request.headers().get(AUTHORIZATION).map_or(&[][..], |value| value.as_bytes());
@@ -39,8 +39,9 @@ impl Access {
 
     /// Why the request may come from a page of another site.
     ///
-    /// Without a token, whoever reaches the server may ask, and a browser reaches it for any page that it shows. So the
-    /// name in the address has to be one that no foreign site can have pointed here.
+    /// Without a token, whoever reaches the server may ask, and a browser reaches it for any page
+    /// that it shows. So the name in the address has to be one that no foreign site can have
+    /// pointed here.
     pub(crate) fn is_foreign<B>(&self, request: &Request<B>) -> Option<Count> {
         if self.token.is_none() && !host(request).is_some_and(is_plain) {
             return Some(Count::RefusedHost);

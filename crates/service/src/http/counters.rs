@@ -20,7 +20,8 @@ pub enum Count {
     RefusedRate,
     /// No token, or a wrong one.
     RefusedToken,
-    /// A server without token was addressed by a name, as a page of another site does that has this address.
+    /// A server without token was addressed by a name, as a page of another site does that has this
+    /// address.
     RefusedHost,
     /// No such path.
     RefusedPath,

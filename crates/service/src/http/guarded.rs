@@ -1,7 +1,7 @@
 //! A connection whose other end has to read, and which is read slowly while it is a stranger's.
 //!
-//! Once a response waits for the client, the client has a while to take all of it. Time for headers and bodies of
-//! requests is limited elsewhere.
+//! Once a response waits for the client, the client has a while to take all of it. Time for headers
+//! and bodies of requests is limited elsewhere.
 
 use std::future::Future;
 use std::io::{self, IoSlice};

@@ -1,9 +1,11 @@
-//! What every web server of a daemon does: who may connect and ask, how long they may take, and what is refused.
+//! What every web server of a daemon does: who may connect and ask, how long they may take, and
+//! what is refused.
 //!
 //! The connections are those of `places`, the rates those of `rates`. Whatever clients do is
-//! bounded: connections, requests per second, bytes of headers and bodies, and the time for each of headers, body
-//! and response. Refusals are counted by reason and say what to do. Which paths there are and what they serve is the
-//! business of the daemon: it hands [`Server::accept`] a function from a request to its [`Reply`].
+//! bounded: connections, requests per second, bytes of headers and bodies, and the time for each of
+//! headers, body and response. Refusals are counted by reason and say what to do. Which paths there
+//! are and what they serve is the business of the daemon: it hands [`Server::accept`] a function
+//! from a request to its [`Reply`].
 
 mod access;
 mod counters;
@@ -45,8 +47,8 @@ const REFUSAL_DELAY: Duration = Duration::from_millis(100);
 /// What clients may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Connections at once, or a quarter of this process's descriptors where that is less; a quarter of them for
-    /// one address.
+    /// Connections at once, or a quarter of this process's descriptors where that is less; a
+    /// quarter of them for one address.
     pub connections: usize,
     /// Requests per second of one address; three times as many at once after a while of silence.
     pub per_client: u32,
@@ -80,7 +82,8 @@ pub enum Guard {
     Asked,
     /// The same, and it is the health: it has rates of its own.
     Health,
-    /// A call of a program: with the token, it is bounded by how many are under way, not by how often they come.
+    /// A call of a program: with the token, it is bounded by how many are under way, not by how
+    /// often they come.
     Call,
 }
 
@@ -159,8 +162,8 @@ impl Server {
         }
     }
 
-    /// Whether a request has the token, after its client has been found to ask neither too often nor for another
-    /// site.
+    /// Whether a request has the token, after its client has been found to ask neither too often
+    /// nor for another site.
     ///
     /// # Errors
     /// The refusal. A request without the token is none yet: some paths need none.
@@ -203,7 +206,8 @@ impl Server {
         Ok(has_token)
     }
 
-    /// The body of a request, of at most `most` bytes. A body that is too large is refused with `hint`.
+    /// The body of a request, of at most `most` bytes. A body that is too large is refused with
+    /// `hint`.
     ///
     /// # Errors
     /// The refusal.

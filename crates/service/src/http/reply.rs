@@ -61,8 +61,8 @@ pub fn good(kind: &'static str, body: impl Into<Bytes>) -> Reply {
     whole(StatusCode::OK, kind, body)
 }
 
-/// Adds what keeps browsers from doing more with a response than they were asked, and `close` where the
-/// connection `ends` with it.
+/// Adds what keeps browsers from doing more with a response than they were asked, and `close` where
+/// the connection `ends` with it.
 pub(super) fn guard(headers: &mut HeaderMap, ends: bool) {
     for (name, value) in [
         ("x-content-type-options", "nosniff"),

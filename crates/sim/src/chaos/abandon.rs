@@ -1,8 +1,8 @@
 //! Queue pairs that are reset or destroyed with completions unpolled.
 //!
 //! The completions are discarded with the queue pair: a program may free the buffers of their work
-//! requests, so none of them may be polled afterwards. The effects of the work requests are left open,
-//! byte by byte; receives taken from a shared queue are available to others.
+//! requests, so none of them may be polled afterwards. The effects of the work requests are left
+//! open, byte by byte; receives taken from a shared queue are available to others.
 
 use alloc::format;
 use core::mem;
@@ -13,8 +13,8 @@ use super::side::{At, Nap};
 use super::{Checked, Phase, Run, ensure};
 
 impl Run {
-    /// Whether programs end a working connection to start another one. Those of an unreliable one have
-    /// to: unacknowledged WRITEs hold their targets until then.
+    /// Whether programs end a working connection to start another one. Those of an unreliable one
+    /// have to: unacknowledged WRITEs hold their targets until then.
     pub(super) fn may_retire(&self, at: At) -> bool {
         let is_faulty = matches!(self.phase, Phase::Faulty);
         let is_reliable = self.pairs[at.pair].params.is_reliable();

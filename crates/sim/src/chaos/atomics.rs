@@ -1,11 +1,12 @@
-//! Checks that atomics were executed exactly once: a serial order that explains every original value.
+//! Checks that atomics were executed exactly once: a serial order that explains every original
+//! value.
 //!
 //! Each 64-bit word has a history: its first value, and per connection the atomics sent to it, in
-//! order, with the original values returned. Operands are random 64-bit numbers, so a value identifies
-//! the operation that wrote it. The history is valid if there is an order of all operations that keeps
-//! the order of each connection, yields each original value, and ends at the word's last value. An
-//! operation whose connection failed before the response may have happened or not; such operations are
-//! at the end of their connection.
+//! order, with the original values returned. Operands are random 64-bit numbers, so a value
+//! identifies the operation that wrote it. The history is valid if there is an order of all
+//! operations that keeps the order of each connection, yields each original value, and ends at the
+//! word's last value. An operation whose connection failed before the response may have happened or
+//! not; such operations are at the end of their connection.
 
 use alloc::collections::BTreeSet;
 use alloc::vec;
@@ -55,7 +56,8 @@ impl WordHistory {
         }
     }
 
-    /// Whether a serial order explains the history. `last` is the word's value now, unless it is lost.
+    /// Whether a serial order explains the history. `last` is the word's value now, unless it is
+    /// lost.
     pub(super) fn judge(&self, last: Option<u64>) -> Verdict {
         let attempts = self.streams.iter().map(|(_, attempts)| attempts.as_slice()).collect();
         let mut search = Search { attempts, last, tried: BTreeSet::new(), deepest: 0 };
@@ -75,11 +77,13 @@ impl WordHistory {
     }
 }
 
-/// Depth first, through the operations without a response only: the known ones follow from the value.
+/// Depth first, through the operations without a response only: the known ones follow from the
+/// value.
 struct Search<'a> {
     attempts: Vec<&'a [Attempt]>,
     last: Option<u64>,
-    /// States that lead nowhere, or are being visited: value, and the next operation of each stream.
+    /// States that lead nowhere, or are being visited: value, and the next operation of each
+    /// stream.
     tried: BTreeSet<(u64, Vec<usize>)>,
     deepest: usize,
 }
@@ -125,8 +129,8 @@ impl Search<'_> {
         all_known && self.last.is_none_or(|last| last == value)
     }
 
-    /// The next operation without a response of a stream that would change the value, the place after
-    /// it, and the new value. Those before it would change nothing now, executed or not.
+    /// The next operation without a response of a stream that would change the value, the place
+    /// after it, and the new value. Those before it would change nothing now, executed or not.
     fn guess(&self, stream: usize, value: u64, heads: &[usize]) -> Option<(usize, usize, u64)> {
         let open = self.attempts[stream][heads[stream]..].iter();
         let mut open = open.take_while(|attempt| attempt.former.is_none()).enumerate();

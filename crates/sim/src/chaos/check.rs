@@ -1,8 +1,9 @@
 //! The history checker: what each completion must be, given what was posted.
 //!
-//! Sends complete in posting order. An unsignaled one has succeeded when a later one completes, and its
-//! bytes are checked then. The first bad completion ends the connection: from then on everything is
-//! flushed, and the effects of outstanding requests are left open until both queue pairs are gone.
+//! Sends complete in posting order. An unsignaled one has succeeded when a later one completes, and
+//! its bytes are checked then. The first bad completion ends the connection: from then on
+//! everything is flushed, and the effects of outstanding requests are left open until both queue
+//! pairs are gone.
 
 use alloc::format;
 use alloc::string::String;

@@ -1,8 +1,10 @@
-//! A network of many switches that fail: the hosts of the programs in different places of a topology.
+//! A network of many switches that fail: the hosts of the programs in different places of a
+//! topology.
 //!
-//! Hosts without programs would send nothing, and are left out. Switches pause, give credits, or drop; they mark, stamp telemetry
-//! and spread packets over equally short paths. Links and switches fail and come back, links are slow for a while, frames suffer
-//! bit errors, pauses and flow control packets are lost, and NICs pause their switch for no reason.
+//! Hosts without programs would send nothing, and are left out. Switches pause, give credits, or
+//! drop; they mark, stamp telemetry and spread packets over equally short paths. Links and switches
+//! fail and come back, links are slow for a while, frames suffer bit errors, pauses and flow
+//! control packets are lost, and NICs pause their switch for no reason.
 
 use alloc::vec::Vec;
 
@@ -59,7 +61,8 @@ pub(super) struct Conditions {
     pub(super) settles_in: Duration,
 }
 
-/// The stream of a seed, and the topology if it has one: of these options, or in some seeds a fat tree.
+/// The stream of a seed, and the topology if it has one: of these options, or in some seeds a fat
+/// tree.
 pub(super) fn draw_topology(seed: u64, asked: Option<&Topology>) -> (Chance, Option<Topology>) {
     let mut chance = Chance::new(seed ^ NETWORK);
     let is_drawn = chance.per_mille(150);
@@ -77,7 +80,8 @@ enum Keeping {
 }
 
 impl Conditions {
-    /// Puts the nodes into a topology. Returns the network, the link of a node, and one that stands for the longest way.
+    /// Puts the nodes into a topology. Returns the network, the link of a node, and one that stands
+    /// for the longest way.
     pub(super) fn lay(
         topology: &Topology,
         network: &mut NetworkConfig,
@@ -97,7 +101,8 @@ impl Conditions {
             Keeping::Credits(blocks) => Some(blocks),
             _ => None,
         };
-        // Short links in most seeds, as within a building: the headroom for what is on a link is small, too.
+        // Short links in most seeds, as within a building: the headroom for what is on a link is
+        // small, too.
         let short = Duration::from_nanos(chance.between(100, 2_000));
         let delay = if chance.per_mille(700) { short } else { link.delay };
         let edge = LinkConfig { delay, marking, credits, queue_bytes: 1 << 30, ..link };
@@ -204,7 +209,8 @@ fn draw_failures(
     failures
 }
 
-/// A link as slow as the slowest of the longest way, of six links. Credits limit it to a buffer in each round trip of a link.
+/// A link as slow as the slowest of the longest way, of six links. Credits limit it to a buffer in
+/// each round trip of a link.
 fn whole_way(trunk: &LinkConfig) -> LinkConfig {
     let round_trip = trunk.delay * 2 + trunk.serialization(4_400) * 2;
     let in_flight = |blocks: u32| u64::from(blocks) * u64::from(BLOCK_BYTES) * 8;

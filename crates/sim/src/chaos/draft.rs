@@ -283,8 +283,8 @@ impl Run {
         (op, WcOpcode::CompareSwap)
     }
 
-    /// The latest outstanding WRITE that still holds its target; if `silent`, one that the peer is not
-    /// told of, so that it does not look at the bytes.
+    /// The latest outstanding WRITE that still holds its target; if `silent`, one that the peer is
+    /// not told of, so that it does not look at the bytes.
     fn last_write(&self, at: At, silent: bool) -> Checked<Option<(u64, u64, Vec<u8>)>> {
         let found = self.side(at)?.sends.iter().rev().find_map(|send| match &send.effect {
             Effect::Write { target, bytes, held_by: Holder::Own }

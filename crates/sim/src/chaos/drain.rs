@@ -1,5 +1,5 @@
-//! SQD and SQE: a queue pair stops sending, gets other attributes once it has drained, and resumes; or
-//! its send queue fails, and it resumes after that (UC and UD).
+//! SQD and SQE: a queue pair stops sending, gets other attributes once it has drained, and resumes;
+//! or its send queue fails, and it resumes after that (UC and UD).
 
 use alloc::format;
 

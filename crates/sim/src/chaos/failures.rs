@@ -54,7 +54,8 @@ impl Run {
         }
     }
 
-    /// Connections whose nodes no way joins may fail. All others have another way, and have to find it in time.
+    /// Connections whose nodes no way joins may fail. All others have another way, and have to find
+    /// it in time.
     fn excuse_separated(&mut self) {
         for pair in 0..self.pairs.len() {
             let [a, b] = self.pairs[pair].nodes;

@@ -1,15 +1,16 @@
-//! Hostile peers: connections whose other end is not a queue pair but a program that forges packets,
-//! with a right ICRC, from the right address.
+//! Hostile peers: connections whose other end is not a queue pair but a program that forges
+//! packets, with a right ICRC, from the right address.
 //!
-//! Such a peer knows the PSN that the victim expects, all its keys, and everything that the victim's
-//! queue pair does not allow. It starts with allowed READs, and then tries what is not: out-of-order
-//! WRITEs with guessed keys, or where the queue pair or the region allows none; READs without the
-//! right, without a slot, duplicated with another key, address or length, or never requested;
-//! out-of-order SENDs that claim a receive far ahead. It sees the victim's responses. The checks are
-//! that
+//! Such a peer knows the PSN that the victim expects, all its keys, and everything that the
+//! victim's queue pair does not allow. It starts with allowed READs, and then tries what is not:
+//! out-of-order WRITEs with guessed keys, or where the queue pair or the region allows none; READs
+//! without the right, without a slot, duplicated with another key, address or length, or never
+//! requested; out-of-order SENDs that claim a receive far ahead. It sees the victim's responses.
+//! The checks are that
 //! - every READ response belongs to a READ that was requested and allowed, and has its bytes;
 //! - a few guessed keys end the connection, if the right key would have granted access;
-//! - nothing is written (the memory is compared at the end), and nothing outside regions is accessed;
+//! - nothing is written (the memory is compared at the end), and nothing outside regions is
+//!   accessed;
 //! - receives of a shared queue stay available to the others, who have to finish within the bound.
 
 use alloc::format;
@@ -311,7 +312,8 @@ impl Run {
         Ok(())
     }
 
-    /// A READ in PSN order. It is allowed if it is of the library and the queue pair serves any READs.
+    /// A READ in PSN order. It is allowed if it is of the library and the queue pair serves any
+    /// READs.
     fn ask(&mut self, index: usize, of: Use) -> Forged {
         let intruder = &mut self.intruders[index];
         let space = &self.spaces[intruder.victim as usize];
@@ -364,8 +366,8 @@ impl Run {
         Forged::write(psn, Reth { addr: space.remote(Use::Window, region.addr), rkey, len: 8 })
     }
 
-    /// An out-of-order WRITE with a right key, for which the queue pair or the region does not allow
-    /// WRITE.
+    /// An out-of-order WRITE with a right key, for which the queue pair or the region does not
+    /// allow WRITE.
     fn write_without_right(&mut self, index: usize) -> Option<Forged> {
         let psn = self.early(index);
         let intruder = &self.intruders[index];
@@ -389,8 +391,8 @@ impl Run {
         Some(Forged { opcode: Opcode::SrSendOnly, psn, ext, payload: Vec::new() })
     }
 
-    /// A READ with a PSN before the expected one: a duplicate with another key, address or length; or
-    /// one that was never requested.
+    /// A READ with a PSN before the expected one: a duplicate with another key, address or length;
+    /// or one that was never requested.
     fn read_again(&mut self, index: usize) -> Forged {
         let intruder = &self.intruders[index];
         let space = &self.spaces[intruder.victim as usize];

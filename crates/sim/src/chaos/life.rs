@@ -222,8 +222,8 @@ impl Run {
         Ok(())
     }
 
-    /// A program ends its side of a failed connection. With work outstanding, the transport must have
-    /// failed on its own after the time of all its retries.
+    /// A program ends its side of a failed connection. With work outstanding, the transport must
+    /// have failed on its own after the time of all its retries.
     pub(super) fn give_up(&mut self, at: At, epoch: u32, patient: bool) -> Checked<()> {
         let pair = &self.pairs[at.pair];
         if pair.epoch != epoch || pair.state != PairState::Breaking {
@@ -391,8 +391,8 @@ impl Run {
         Ok(())
     }
 
-    /// The work requests of a restarted node are gone; their effects elsewhere may have happened. True
-    /// if a peer had work outstanding towards it.
+    /// The work requests of a restarted node are gone; their effects elsewhere may have happened.
+    /// True if a peer had work outstanding towards it.
     fn kill_sides(&mut self, pair: usize, node: u32) -> Checked<bool> {
         let nodes = self.pairs[pair].nodes;
         let mut felt = false;
@@ -414,7 +414,8 @@ impl Run {
 
     // ---- the end -------------------------------------------------------------------------------
 
-    /// Closes every queue pair; unused receives are flushed. Unreliable ones stay until their farewell.
+    /// Closes every queue pair; unused receives are flushed. Unreliable ones stay until their
+    /// farewell.
     pub(super) fn close(&mut self) -> Checked<()> {
         self.phase = Phase::Closing;
         self.close_pairs(Params::is_reliable)?;

@@ -1,31 +1,32 @@
 //! Random programs under random faults, then healing; every completion and every byte checked.
 //!
-//! A seed draws a [`scenario`]: two or three machines, one to four connections, links, timers, a mix of
-//! faults. Programs then post SENDs, WRITEs, READs and atomics of 0 bytes to many packets; some of them
-//! misbehave on purpose. When enough work was posted the faults stop, and everything outstanding has to
-//! finish within a bound computed from timers, retries and bytes ([`side::Healing`]). At the end the
-//! queue pairs are closed and all memory is compared.
+//! A seed draws a [`scenario`]: two or three machines, one to four connections, links, timers, a
+//! mix of faults. Programs then post SENDs, WRITEs, READs and atomics of 0 bytes to many packets;
+//! some of them misbehave on purpose. When enough work was posted the faults stop, and everything
+//! outstanding has to finish within a bound computed from timers, retries and bytes
+//! ([`side::Healing`]). At the end the queue pairs are closed and all memory is compared.
 //!
 //! Checked throughout, by contract:
 //! - C2: each work request completes exactly once, in order, with the right status and bytes; sends
 //!   in posting order, receives in the order of the peer's messages; after an error everything is
 //!   flushed and nothing succeeds; atomics have a serial order;
-//! - C3: the transport accesses registered memory only, as its flags allow; gaps and other memory keep
-//!   their bytes; illegal requests are refused;
+//! - C3: the transport accesses registered memory only, as its flags allow; gaps and other memory
+//!   keep their bytes; illegal requests are refused;
 //! - C7: damaged and stray packets change nothing;
 //! - on the wire: RNR delays, windows, credits ([`monitor`]).
 //!
-//! UC and UD promise less, and that is checked: a message is received whole or not at all, with its own
-//! bytes ([`unreliable`]).
+//! UC and UD promise less, and that is checked: a message is received whole or not at all, with its
+//! own bytes ([`unreliable`]).
 //!
-//! Programs have habits, drawn by seed ([`scenario::Habits`]): they restrict access ([`rights`]), go to
-//! SQD and back ([`drain`]), sleep until they are notified ([`sleep`]), leave completions unpolled
-//! ([`abandon`]), change what they have just read ([`overtake`]), and reach each other's memory without packets where
-//! that is possible ([`Flaw`]). And there may be hostile peers that forge packets ([`intruder`]).
+//! Programs have habits, drawn by seed ([`scenario::Habits`]): they restrict access ([`rights`]),
+//! go to SQD and back ([`drain`]), sleep until they are notified ([`sleep`]), leave completions
+//! unpolled ([`abandon`]), change what they have just read ([`overtake`]), and reach each other's
+//! memory without packets where that is possible ([`Flaw`]). And there may be hostile peers that
+//! forge packets ([`intruder`]).
 //!
-//! A connection may fail when retries run out under harsh faults, when a program misbehaves, or when a
-//! machine restarts. Then both sides flush, outstanding data may have arrived or not (byte by byte the
-//! old or the new), and the programs connect again.
+//! A connection may fail when retries run out under harsh faults, when a program misbehaves, or
+//! when a machine restarts. Then both sides flush, outstanding data may have arrived or not (byte
+//! by byte the old or the new), and the programs connect again.
 
 mod abandon;
 mod atomics;
@@ -99,8 +100,8 @@ use ensure;
 pub struct Options {
     /// Sends to post instead of the seed's number.
     pub sends: Option<u64>,
-    /// The network of every seed, instead of the seed's: at least two of its hosts must be joined by switches
-    /// ([`separate_hosts`](crate::topology::separate_hosts)).
+    /// The network of every seed, instead of the seed's: at least two of its hosts must be joined
+    /// by switches ([`separate_hosts`](crate::topology::separate_hosts)).
     pub topology: Option<Topology>,
     /// Damage done on purpose.
     pub sabotage: Sabotage,
@@ -189,7 +190,8 @@ struct Run {
     pairs: Vec<Pair>,
     /// Shared receive queues, by node.
     pools: Vec<Option<Pool>>,
-    /// Histories of the words that atomics work on, by node, in the order of [`Use::Words`](space::Use).
+    /// Histories of the words that atomics work on, by node, in the order of
+    /// [`Use::Words`](space::Use).
     words: Vec<Vec<atomics::WordHistory>>,
     /// Last values seen in the words, to try compare-and-swap with.
     last_values: Vec<Vec<u64>>,
@@ -470,13 +472,14 @@ impl Run {
     ///       4 T + M (R + S) + D + R + (r + 2) T  connections that may, or are about to
     /// ```
     ///
-    /// D is the longest delay of a packet in flight, N the time until a network whose switches and links failed has its routes and
-    /// obeys its pauses again: detection and change of routes, the longest pause, and a watchdog's detection and restoration. T is
-    /// the ACK timeout, r the retry count, R the RNR
-    /// delay, M the number of messages that wait for a receive. S is the time that all outstanding
-    /// bytes take on one link, or at the lowest rate of a congestion control, three times over, with
-    /// eight propagation delays. One timeout detects a loss, one more a lost acknowledgement of the
-    /// retransmission; two are margin. 2 ms is what programs may take to post receives.
+    /// D is the longest delay of a packet in flight, N the time until a network whose switches and
+    /// links failed has its routes and obeys its pauses again: detection and change of routes, the
+    /// longest pause, and a watchdog's detection and restoration. T is the ACK timeout, r the retry
+    /// count, R the RNR delay, M the number of messages that wait for a receive. S is the time that
+    /// all outstanding bytes take on one link, or at the lowest rate of a congestion control, three
+    /// times over, with eight propagation delays. One timeout detects a loss, one more a lost
+    /// acknowledgement of the retransmission; two are margin. 2 ms is what programs may take to
+    /// post receives.
     fn recovery_bound_ns(&self) -> u64 {
         let span = self.transfer_ns();
         let worst = self.pairs.iter().map(|pair| self.pair_bound_ns(pair, span)).max();

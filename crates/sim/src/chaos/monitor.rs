@@ -1,21 +1,21 @@
 //! Rules that hold on the wire, checked on every packet that is sent or accepted.
 //!
-//! A transport can break these and still deliver every byte, only slower or at its peer's expense, so
-//! completions alone would not reveal it:
+//! A transport can break these and still deliver every byte, only slower or at its peer's expense,
+//! so completions alone would not reveal it:
 //! - after an RNR NAK no request packet is sent before the delay has passed (IBA 9.7.5.2.8);
-//! - no more request packets are unacknowledged than the window allows; in selective repeat, packets
-//!   reported in a SACK do not count, and the oldest unacknowledged packet is at most four windows
-//!   back;
-//! - an acknowledgement grants no more credits than receives were posted, less those that the messages
-//!   up to its MSN have taken (IBA 9.7.7.2);
+//! - no more request packets are unacknowledged than the window allows; in selective repeat,
+//!   packets reported in a SACK do not count, and the oldest unacknowledged packet is at most four
+//!   windows back;
+//! - an acknowledgement grants no more credits than receives were posted, less those that the
+//!   messages up to its MSN have taken (IBA 9.7.7.2);
 //! - a queue pair keeps the minimum interval between its congestion notifications;
 //! - telemetry that a queue pair returns came with one of its own latest packets.
 //!
-//! The first two rules follow the requester's view, in both modes: a READ of n responses is one request
-//! packet that takes n PSNs in go-back-N and one in selective repeat, an acknowledgement beyond an
-//! outstanding READ or atomic ends there, and an RNR NAK behind one starts no wait, because the lost
-//! response is requested first. They apply to every request packet of a reliable connection with a
-//! known sender ([`Monitor::requests`] counts the others, too).
+//! The first two rules follow the requester's view, in both modes: a READ of n responses is one
+//! request packet that takes n PSNs in go-back-N and one in selective repeat, an acknowledgement
+//! beyond an outstanding READ or atomic ends there, and an RNR NAK behind one starts no wait,
+//! because the lost response is requested first. They apply to every request packet of a reliable
+//! connection with a known sender ([`Monitor::requests`] counts the others, too).
 
 use alloc::collections::{BTreeMap, VecDeque};
 
@@ -27,7 +27,8 @@ use super::side::{Pair, Side};
 use super::{Checked, ensure};
 use crate::network::{Direction, Sighting, Stamps};
 
-/// Most PSNs between the oldest unacknowledged packet and the newest in selective repeat, in windows.
+/// Most PSNs between the oldest unacknowledged packet and the newest in selective repeat, in
+/// windows.
 const HORIZON_WINDOWS: u32 = 4;
 
 /// What a request packet waits for.
@@ -335,9 +336,9 @@ fn demand(headers: &Headers, pair: &Pair) -> (u32, Await) {
     (psns, Await::Responses(responses))
 }
 
-/// Credits count from the MSN beside them: the requester may send that many messages after the one with
-/// this number (IBA 9.7.7.2). A packet that back-pressure holds may leave after later messages have taken
-/// receives, so those posted when it leaves say nothing about its credits.
+/// Credits count from the MSN beside them: the requester may send that many messages after the one
+/// with this number (IBA 9.7.7.2). A packet that back-pressure holds may leave after later messages
+/// have taken receives, so those posted when it leaves say nothing about its credits.
 fn see_credits(sighting: &Sighting, pairs: &[Pair]) -> Checked<()> {
     let Some((pair, own)) = sender(sighting, pairs) else {
         return Ok(());
@@ -357,8 +358,8 @@ fn see_credits(sighting: &Sighting, pairs: &[Pair]) -> Checked<()> {
     Ok(())
 }
 
-/// Receives promised by an acknowledgement: codes 0 to 30 stand for 0, 1, 2, 3, 4, 6, 8, 12, …, code 31
-/// for no credits (IBA table 48).
+/// Receives promised by an acknowledgement: codes 0 to 30 stand for 0, 1, 2, 3, 4, 6, 8, 12, …,
+/// code 31 for no credits (IBA table 48).
 fn promised(headers: &Headers) -> Option<u64> {
     let aeth = headers.ext().aeth()?;
     match aeth.syndrome {

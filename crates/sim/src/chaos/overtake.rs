@@ -1,8 +1,8 @@
 //! READs, and unfenced requests behind them that change what they read.
 //!
 //! The specification lets the later request overtake the READ at the responder; NICs do not, and
-//! programs rely on it. So the READ has to return the bytes as they were, unless it was executed again
-//! because a response was lost: then it may return either.
+//! programs rely on it. So the READ has to return the bytes as they were, unless it was executed
+//! again because a response was lost: then it may return either.
 
 use roce::verbs::{SendOp, SgList, Sge, WcOpcode};
 use roce::world::AtomicOp;
@@ -14,8 +14,8 @@ use super::space::{SINKS, Use, WORDS};
 use super::{Checked, Run};
 
 impl Run {
-    /// Posts the READ and the request behind it. Without room for both it posts nothing, or a request
-    /// that makes room.
+    /// Posts the READ and the request behind it. Without room for both it posts nothing, or a
+    /// request that makes room.
     pub(super) fn post_read_then_change(&mut self, at: At) -> Checked<bool> {
         let depth = self.pairs[at.pair].params.depth as usize;
         if self.side(at)?.sends.len() + 2 > depth {

@@ -1,8 +1,8 @@
 //! Receives of a queue pair's own queue, or of one that a node's queue pairs share.
 //!
-//! A shared receive is completed by the queue pair that took it; until then it is unknown which that
-//! will be, so shared ones are found by their number and not by their position. A queue pair that ends
-//! leaves the receives it has not taken, and raises one event that it takes no more.
+//! A shared receive is completed by the queue pair that took it; until then it is unknown which
+//! that will be, so shared ones are found by their number and not by their position. A queue pair
+//! that ends leaves the receives it has not taken, and raises one event that it takes no more.
 
 use alloc::format;
 use alloc::string::String;

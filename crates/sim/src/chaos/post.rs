@@ -1,7 +1,7 @@
 //! A program's turn: receives and sends are posted, and their expected results recorded.
 //!
-//! A program knows what its peer has posted (the two are one simulation), so it can send messages that
-//! fit, or that just do not. The requests are drawn in [`draft`](super::draft).
+//! A program knows what its peer has posted (the two are one simulation), so it can send messages
+//! that fit, or that just do not. The requests are drawn in [`draft`](super::draft).
 
 use alloc::format;
 use alloc::vec::Vec;
@@ -205,8 +205,9 @@ impl Run {
             // It takes no number of a message.
             Posted::Done => drop(side.taken_after.pop()),
             Posted::Held => side.is_held = true,
-            // A message that is handed over takes none either, unless it is refused. Those before a message are taken
-            // before it, so the number of receives that the messages up to it have taken is never too large.
+            // A message that is handed over takes none either, unless it is refused. Those before a
+            // message are taken before it, so the number of receives that the messages up to it
+            // have taken is never too large.
             Posted::Queued | Posted::HandedOver => {}
         }
         Ok(())
@@ -257,8 +258,8 @@ impl Run {
         Ok(number)
     }
 
-    /// Unsignaled sends at the end of a queue would never be reported: a signaled one is posted behind
-    /// them.
+    /// Unsignaled sends at the end of a queue would never be reported: a signaled one is posted
+    /// behind them.
     pub(super) fn ask_for_the_last(&mut self) -> Checked<()> {
         for pair in 0..self.pairs.len() {
             for side in 0..2 {

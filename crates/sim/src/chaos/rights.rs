@@ -15,8 +15,8 @@ pub(super) fn attributes(access: Access) -> QpAttr {
     QpAttr { mask: AttrMask::ACCESS_FLAGS, access, ..QpAttr::to(QpState::Rts) }
 }
 
-/// The status of a request that must be refused: invalid if the queue pair does not enable its kind,
-/// whatever its address and key.
+/// The status of a request that must be refused: invalid if the queue pair does not enable its
+/// kind, whatever its address and key.
 pub(super) fn refusal(is_enabled: bool) -> WcStatus {
     if is_enabled { WcStatus::RemoteAccessError } else { WcStatus::RemoteInvalidRequest }
 }

@@ -1,7 +1,7 @@
 //! The choices of a seed before a run: machines, links, connections, faults and programs.
 //!
-//! Swarm testing: a seed enables some features and not others, rather than a little of everything, so
-//! that combinations come up which an average would never show.
+//! Swarm testing: a seed enables some features and not others, rather than a little of everything,
+//! so that combinations come up which an average would never show.
 
 use alloc::vec::Vec;
 
@@ -283,7 +283,8 @@ impl Scenario {
             pairs,
             pools: (0..nodes).map(|_| draw_pool(max_len, count, &habits, chance)).collect(),
             strikes: draw_strikes(nodes, budget, conditions.as_ref(), chance),
-            // Requests without packets are refused only where nothing waits before them, which is not often.
+            // Requests without packets are refused only where nothing waits before them, which is
+            // not often.
             trespass: if misbehaves { if habits.neighbours { 40 } else { 12 } } else { 0 },
             too_long: if misbehaves { 6 } else { 0 },
             habits,
@@ -297,13 +298,13 @@ impl Scenario {
     }
 }
 
-/// Receives of a shared queue that one hostile peer may keep from the others: one for each out-of-order
-/// packet it has sent, and one more.
+/// Receives of a shared queue that one hostile peer may keep from the others: one for each
+/// out-of-order packet it has sent, and one more.
 const HELD_BY_INTRUDERS: u64 = 3;
 
-/// A shared receive queue small enough to leave room for everything else. Each of its queue pairs may
-/// keep one receive for a message that is never completed (hostile ones a few), so there is one more
-/// than that.
+/// A shared receive queue small enough to leave room for everything else. Each of its queue pairs
+/// may keep one receive for a message that is never completed (hostile ones a few), so there is one
+/// more than that.
 fn draw_pool(max_len: u64, sides: u64, habits: &Habits, chance: &mut Chance) -> Option<(u32, u32)> {
     let held = sides + HELD_BY_INTRUDERS * u64::from(habits.intruders);
     if !chance.per_mille(if habits.intruders > 0 { 500 } else { 300 }) {
@@ -348,8 +349,8 @@ const VERSION: u64 = 0x726f_6365_2076_3176;
 /// Sets the stream of back-pressure apart from the others of a seed.
 const PRESSURE: u64 = 0x7072_6573_7375_7265;
 
-/// Back-pressure in some seeds. In half of these, whole bursts pile up behind it, and end in the middle of
-/// a queue pair's turn.
+/// Back-pressure in some seeds. In half of these, whole bursts pile up behind it, and end in the
+/// middle of a queue pair's turn.
 fn draw_pressure(
     network: &mut NetworkConfig,
     pairs: &mut [PairPlan],
@@ -376,9 +377,9 @@ fn draw_pressure(
 /// Sets the stream of networks with several switches apart from the others of a seed.
 const SWITCHES: u64 = 0x7377_6974_6368_6573;
 
-/// In some seeds, a leaf for each node and two spines: switches share their buffers among their ports, pause or drop, and
-/// mark; nodes keep in their queue pairs what their cables do not take; and some controls follow what switches say.
-/// Returns a link that stands for the whole way.
+/// In some seeds, a leaf for each node and two spines: switches share their buffers among their
+/// ports, pause or drop, and mark; nodes keep in their queue pairs what their cables do not take;
+/// and some controls follow what switches say. Returns a link that stands for the whole way.
 fn draw_switches(
     network: &mut NetworkConfig,
     pairs: &mut [PairPlan],
@@ -406,7 +407,8 @@ fn draw_switches(
     LinkConfig { rate_bps: link.rate_bps / slower, delay: link.delay * 2, ..link }
 }
 
-/// Some connections follow what switches say; the base round trip has so many links, with two packets on each.
+/// Some connections follow what switches say; the base round trip has so many links, with two
+/// packets on each.
 fn draw_controls(pairs: &mut [PairPlan], link: &LinkConfig, links: u64, chance: &mut Chance) {
     let base_rtt = link.delay * links + link.serialization(4_200) * links;
     for PairPlan { params, .. } in pairs {
@@ -487,8 +489,8 @@ fn draw_pair(nodes: u32, is_harsh: bool, rate_bps: u64, chance: &mut Chance) -> 
     PairPlan { nodes: [first, second], params }
 }
 
-/// Queue pairs whose attributes change may start without READs or atomics in flight; and where hostile
-/// peers claim shared receives, another queue pair uses them.
+/// Queue pairs whose attributes change may start without READs or atomics in flight; and where
+/// hostile peers claim shared receives, another queue pair uses them.
 fn with_habits(mut pairs: Vec<PairPlan>, habits: &Habits, chance: &mut Chance) -> Vec<PairPlan> {
     for PairPlan { params, .. } in &mut pairs {
         if habits.drains > 0 {

@@ -211,7 +211,8 @@ pub(super) struct Side {
     pub(super) receives: VecDeque<PostedReceive>,
     /// Own receives posted since the connection was made.
     pub(super) receives_posted: u64,
-    /// For each request posted for the peer: the receives of the peer that it and those before it take.
+    /// For each request posted for the peer: the receives of the peer that it and those before it
+    /// take.
     pub(super) taken_after: Vec<u64>,
     pub(super) announced: VecDeque<Announced>,
     /// Messages expected by this side.
@@ -282,8 +283,8 @@ impl Side {
 pub(super) enum Nap {
     /// It polls continuously.
     Never,
-    /// It has polled, and is about to arm its queues. A notification since then is read when it sleeps,
-    /// like an event of a completion channel.
+    /// It has polled, and is about to arm its queues. A notification since then is read when it
+    /// sleeps, like an event of a completion channel.
     Awake { notified: bool },
     /// It polls when it is notified.
     Asleep { notified: bool },
@@ -313,7 +314,8 @@ pub(super) struct Open {
     pub(super) node: u32,
     pub(super) addr: u64,
     pub(super) bytes: Vec<u8>,
-    /// Any bytes are right: the result of an atomic, or the rest of messages that were never completed.
+    /// Any bytes are right: the result of an atomic, or the rest of messages that were never
+    /// completed.
     pub(super) any: bool,
 }
 

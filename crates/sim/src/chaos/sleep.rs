@@ -1,8 +1,8 @@
 //! Programs that sleep: they poll until the queue is empty, do something else, arm their completion
 //! queues and poll again only after a notification.
 //!
-//! Completions may arrive between the last poll and the arming. Then the arming itself has to notify,
-//! if they have no notification yet, or the program sleeps for ever.
+//! Completions may arrive between the last poll and the arming. Then the arming itself has to
+//! notify, if they have no notification yet, or the program sleeps for ever.
 
 use alloc::format;
 use alloc::vec::Vec;

@@ -1,9 +1,10 @@
 //! A node's memory as its programs see it: regions, slots allocated in them, and a model of the
 //! expected value of every byte.
 //!
-//! Regions have gaps of random bytes between them, and so do slots within regions: a stray write of the
-//! transport shows as a difference from the model. What a request leaves open when its connection fails
-//! (did it arrive, in part, or not?) is settled byte by byte: each must be the old one or the new one.
+//! Regions have gaps of random bytes between them, and so do slots within regions: a stray write of
+//! the transport shows as a difference from the model. What a request leaves open when its
+//! connection fails (did it arrive, in part, or not?) is settled byte by byte: each must be the old
+//! one or the new one.
 
 use alloc::format;
 use alloc::string::String;

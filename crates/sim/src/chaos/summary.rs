@@ -117,8 +117,8 @@ impl Summary {
         times.get(rank - 1).copied().unwrap_or(0)
     }
 
-    /// Share of the request packets of reliable connections that the wire rules were applied to, in per
-    /// mille.
+    /// Share of the request packets of reliable connections that the wire rules were applied to, in
+    /// per mille.
     pub fn requests_checked_per_mille(&self) -> u64 {
         let all = self.requests_checked + self.requests_skipped;
         (self.requests_checked * 1_000).checked_div(all).unwrap_or(1_000)

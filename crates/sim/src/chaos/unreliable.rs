@@ -1,13 +1,14 @@
-//! The promises of the unreliable transports: a message is received whole or not at all, with its own
-//! bytes, immediate and sender; and not more often than it was sent.
+//! The promises of the unreliable transports: a message is received whole or not at all, with its
+//! own bytes, immediate and sender; and not more often than it was sent.
 //!
-//! Messages may be lost and, when the network delays packets, reordered. They are identified by their
-//! bytes. When the network duplicates packets, a message may be received twice: sequence numbers of
-//! these transports only detect losses, and those of datagrams have no meaning.
+//! Messages may be lost and, when the network delays packets, reordered. They are identified by
+//! their bytes. When the network duplicates packets, a message may be received twice: sequence
+//! numbers of these transports only detect losses, and those of datagrams have no meaning.
 //!
-//! A network that does none of this delivers messages in order; one that loses nothing either delivers
-//! every message that finds a large enough receive. And whatever happened before, the next message
-//! arrives when the network is empty and has no faults: at the end, both sides say farewell.
+//! A network that does none of this delivers messages in order; one that loses nothing either
+//! delivers every message that finds a large enough receive. And whatever happened before, the next
+//! message arrives when the network is empty and has no faults: at the end, both sides say
+//! farewell.
 
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -227,7 +228,8 @@ impl Run {
 /// Faults that change the order of packets; UC loses messages to them.
 const DISORDER: [Fault; 3] = [Fault::Duplicate, Fault::Reorder, Fault::Delay];
 
-/// Faults that lose packets, or make a message that is received look like another one received twice.
+/// Faults that lose packets, or make a message that is received look like another one received
+/// twice.
 const LOSSES: [Fault; 4] = [Fault::Loss, Fault::Flip, Fault::Truncate, Fault::Duplicate];
 
 /// The same for a GRH: the next header that only it has, and GIDs.
@@ -236,8 +238,8 @@ fn gids_name(grh: &[u8], from: IpAddr, to: IpAddr) -> bool {
     grh[6] == 0x1b && grh[8..24] == from && grh[24..40] == to
 }
 
-/// Whether the route header has the right source and destination: an IPv6 header, or 20 bytes and an
-/// IPv4 header (IBA annex A17).
+/// Whether the route header has the right source and destination: an IPv6 header, or 20 bytes and
+/// an IPv4 header (IBA annex A17).
 fn grh_names(grh: &[u8], from: IpAddr, to: IpAddr) -> bool {
     match (from, to) {
         (IpAddr::V4(from), IpAddr::V4(to)) => {

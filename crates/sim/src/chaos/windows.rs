@@ -1,11 +1,11 @@
-//! Memory windows: one side grants the other access to a part of its memory under a separate key, and
-//! revokes it.
+//! Memory windows: one side grants the other access to a part of its memory under a separate key,
+//! and revokes it.
 //!
-//! Each side of a reliable connection has two windows of type 2. Its program binds one to a new slot (a
-//! work request among others), the peer writes through the new key, and then either side invalidates
-//! the key: the peer by a SEND with invalidate, the owner by a local invalidate, sometimes right behind
-//! the binding. From then on the key must be refused, which peers that misbehave test; the other
-//! window's key stays valid.
+//! Each side of a reliable connection has two windows of type 2. Its program binds one to a new
+//! slot (a work request among others), the peer writes through the new key, and then either side
+//! invalidates the key: the peer by a SEND with invalidate, the owner by a local invalidate,
+//! sometimes right behind the binding. From then on the key must be refused, which peers that
+//! misbehave test; the other window's key stays valid.
 
 use alloc::format;
 

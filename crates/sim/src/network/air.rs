@@ -23,15 +23,17 @@ use crate::port::Body;
 /// Longest delay by a fault.
 pub const MAX_DELAY_NS: u64 = 20_000_000;
 
-/// What links and switches need of a packet on its way. Thousands of packets are in flight in a large network, each passes
-/// many links, and all of this is half a cache line: the rest of a packet stays where it is from one end to the other.
+/// What links and switches need of a packet on its way. Thousands of packets are in flight in a
+/// large network, each passes many links, and all of this is half a cache line: the rest of a
+/// packet stays where it is from one end to the other.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Transit {
     /// The switches that it has been to, of the first 64, as bits.
     pub(super) visited: u64,
     from: u32,
     to: u32,
-    /// Its destination queue pair, as far as switches see it: 0 in RoCEv1, since behind a GRH nothing tells queue pairs apart.
+    /// Its destination queue pair, as far as switches see it: 0 in RoCEv1, since behind a GRH
+    /// nothing tells queue pairs apart.
     qpn: u32,
     /// Its size on a link in bytes.
     pub(super) bytes: u32,
@@ -136,7 +138,8 @@ pub(super) struct Flow {
 }
 
 impl<M: NodeMemory> Network<M> {
-    /// A packet leaves `at`, a node or a switch, on its next link. At a switch it came by the link `ingress`.
+    /// A packet leaves `at`, a node or a switch, on its next link. At a switch it came by the link
+    /// `ingress`.
     pub(super) fn route(&mut self, at: Vertex, ingress: Option<u32>, id: u32) {
         let &mut Transit { bytes, dscp, ecn, has_telemetry, .. } = self.pool.transit(id);
         let is_expired = match at {

@@ -1,14 +1,17 @@
 //! Links and switches that fail, and switches that find other ways.
 //!
-//! A link that goes down loses what is on it, and both of its ends forget pauses and credits. What waits for it leaves into
-//! nothing. A switch that goes down loses everything that it holds, and takes its links with it.
+//! A link that goes down loses what is on it, and both of its ends forget pauses and credits. What
+//! waits for it leaves into nothing. A switch that goes down loses everything that it holds, and
+//! takes its links with it.
 //!
-//! With [`Rerouting`], the switches learn of a link that went down or came up after the time of detection; then shortest
-//! paths are computed without the links that are down, and each switch changes to them at a time of its own. Until all have, a
-//! packet may meet old tables and new ones, and may go round in a loop: its hop limit ends that. Nodes, which have one way out,
-//! change nothing. Tables of a routing engine ([`Graph::routed`]) stay as they are.
+//! With [`Rerouting`], the switches learn of a link that went down or came up after the time of
+//! detection; then shortest paths are computed without the links that are down, and each switch
+//! changes to them at a time of its own. Until all have, a packet may meet old tables and new ones,
+//! and may go round in a loop: its hop limit ends that. Nodes, which have one way out, change
+//! nothing. Tables of a routing engine ([`Graph::routed`]) stay as they are.
 //!
-//! [`Conduct`] counts what no fault explains, and which is always a bug of the switches. [`Defect`] plants such bugs.
+//! [`Conduct`] counts what no fault explains, and which is always a bug of the switches. [`Defect`]
+//! plants such bugs.
 
 use alloc::collections::VecDeque;
 use alloc::format;
@@ -45,11 +48,13 @@ impl Rerouting {
     }
 }
 
-/// What links do to packets and pauses, besides the faults of a [`FaultMix`](crate::faults::FaultMix).
+/// What links do to packets and pauses, besides the faults of a
+/// [`FaultMix`](crate::faults::FaultMix).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkFaults {
-    /// Bit errors in 10^9 bits, on links that start at a switch. Most of the damage is found by the frame check sequence at the
-    /// end of the link; an eighth happens inside the switch, which sends it on with a right one.
+    /// Bit errors in 10^9 bits, on links that start at a switch. Most of the damage is found by the
+    /// frame check sequence at the end of the link; an eighth happens inside the switch, which
+    /// sends it on with a right one.
     pub bit_errors: u32,
     /// Pauses, their ends, and flow control packets that are lost, in parts per million.
     pub pause_loss: u32,
@@ -90,7 +95,8 @@ pub struct Conduct {
     pub watchdog_drops: u64,
     /// Packets dropped by a lossless switch whose link had no fault: always a bug.
     pub unexplained_drops: u64,
-    /// Times that a packet came to a switch again though no routes had changed since it was sent: always a bug.
+    /// Times that a packet came to a switch again though no routes had changed since it was sent:
+    /// always a bug.
     pub unexplained_loops: u64,
     /// Packets that came without a credit: always a bug.
     pub overruns: u64,
@@ -191,8 +197,8 @@ impl Failures {
     }
 }
 
-/// Switches that are joined by links that are up make an island; a node is on those to which a cable of it leads, and two
-/// nodes with a cable to each other are on one of their own.
+/// Switches that are joined by links that are up make an island; a node is on those to which a
+/// cable of it leads, and two nodes with a cable to each other are on one of their own.
 #[derive(Clone, Debug)]
 pub struct Islands {
     by_node: Vec<Vec<u32>>,
@@ -338,7 +344,8 @@ impl<M: NodeMemory> Network<M> {
         }
     }
 
-    /// Sets the rate of both directions of a link to a fraction of what it was built for: 1 for all of it.
+    /// Sets the rate of both directions of a link to a fraction of what it was built for: 1 for all
+    /// of it.
     pub fn slow_down(&mut self, link: u32, by: u64) {
         if by > 1 {
             self.counts.inject(Fault::SlowLink);
@@ -377,7 +384,8 @@ impl<M: NodeMemory> Network<M> {
         }
     }
 
-    /// Makes both directions of a link flip so many of 10^15 bits, or fewer than before: each damaged frame is lost.
+    /// Makes both directions of a link flip so many of 10^15 bits, or fewer than before: each
+    /// damaged frame is lost.
     pub fn set_bit_errors(&mut self, link: u32, per_10_15_bits: u64) {
         for link in [link, link ^ 1] {
             let entry = &mut self.links[link as usize];
@@ -680,7 +688,8 @@ impl<M: NodeMemory> Network<M> {
         self.send_storm(node, true);
     }
 
-    /// Ends all failures: links and switches are up, links as fast as they were built, nothing is lost.
+    /// Ends all failures: links and switches are up, links as fast as they were built, nothing is
+    /// lost.
     pub fn repair(&mut self) {
         self.failures.faults = LinkFaults::default();
         for node in 0..self.len() {
@@ -699,8 +708,8 @@ impl<M: NodeMemory> Network<M> {
 
     // ---- at rest -------------------------------------------------------------------------------
 
-    /// What is wrong in a network in which nothing moves any more: pauses that never end, buffers that are charged for
-    /// nothing, credits that did not come back.
+    /// What is wrong in a network in which nothing moves any more: pauses that never end, buffers
+    /// that are charged for nothing, credits that did not come back.
     pub fn unrest(&self) -> Option<String> {
         let link = self.links.iter().find(|link| !link.is_at_rest());
         if let Some(Link { start, end, .. }) = link {

@@ -10,10 +10,11 @@ use crate::queues::Queues;
 use crate::rates::CellTable;
 
 impl<M: NodeMemory> Network<M> {
-    /// Gives the ports by which packets leave `from` for `to` queues by DSCP, from now on; what waits stays where it is. Marking
-    /// is by the bytes of a queue. A pause from the other end concerns a queue, by the number that it has at this end; the
-    /// reserves of the other end's shared buffer are those for the classes that links were configured with. Returns how many ports there
-    /// are: none where `from` and `to` have no cable, or one with credits.
+    /// Gives the ports by which packets leave `from` for `to` queues by DSCP, from now on; what
+    /// waits stays where it is. Marking is by the bytes of a queue. A pause from the other end
+    /// concerns a queue, by the number that it has at this end; the reserves of the other end's
+    /// shared buffer are those for the classes that links were configured with. Returns how many
+    /// ports there are: none where `from` and `to` have no cable, or one with credits.
     pub fn set_queues(&mut self, from: Vertex, to: Vertex, queues: &Queues) -> usize {
         let is_it = |link: &&mut Link| (link.start, link.end) == (from, to);
         let links = self.links.iter_mut().filter(is_it);

@@ -1,14 +1,17 @@
-//! Nodes that reach each other's memory without packets, as processes of one machine do (`roce::direct`).
+//! Nodes that reach each other's memory without packets, as processes of one machine do
+//! (`roce::direct`).
 //!
-//! Each node has a segment with the regions that it has registered. Queue pairs are looked up at the peer's endpoint: a
-//! real segment follows it (`nic::local_peers`). A request is carried out at one instant of virtual time; between its
-//! parts, in the order of [`landing_order`], a program of the peer looks at its memory.
+//! Each node has a segment with the regions that it has registered. Queue pairs are looked up at
+//! the peer's endpoint: a real segment follows it (`nic::local_peers`). A request is carried out at
+//! one instant of virtual time; between its parts, in the order of [`landing_order`], a program of
+//! the peer looks at its memory.
 //!
-//! A message that is handed over lies in the peer's mailbox until the peer runs next, some time later, and its acknowledgement takes as
-//! long to come back. The messages of a node that ends are lost.
+//! A message that is handed over lies in the peer's mailbox until the peer runs next, some time
+//! later, and its acknowledgement takes as long to come back. The messages of a node that ends are
+//! lost.
 //!
-//! [`Flaw`] is what an implementation may get wrong here and what no endpoint can: it is seeded to test the checks of
-//! [`chaos`](crate::chaos).
+//! [`Flaw`] is what an implementation may get wrong here and what no endpoint can: it is seeded to
+//! test the checks of [`chaos`](crate::chaos).
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -80,7 +83,8 @@ impl<M: NodeMemory> Network<M> {
         }
     }
 
-    /// A node's endpoint with the memory of all others: every peer is a neighbour. The node runs before time moves on.
+    /// A node's endpoint with the memory of all others: every peer is a local peer. The node runs
+    /// before time moves on.
     pub fn with_neighbours<T>(
         &mut self,
         node: u32,
@@ -266,7 +270,8 @@ fn permitted<M: NodeMemory>(
     admit(request, own, &qp, &RegionDescriptor { len: region.len + further, ..*region })
 }
 
-/// Writes part after part; returns whether a program that polls the last byte saw it before another one.
+/// Writes part after part; returns whether a program that polls the last byte saw it before another
+/// one.
 fn write(memory: &mut impl NodeMemory, first: u64, bytes: &[u8], is_reversed: bool) -> bool {
     let mut parts = landing_order(first, bytes.len() as u64);
     if is_reversed {

@@ -1,7 +1,9 @@
-//! Packets that failures have cost, by cause, and how long their queue pairs took to make up for it.
+//! Packets that failures have cost, by cause, and how long their queue pairs took to make up for
+//! it.
 //!
-//! A queue pair is *hit* when a request packet for it is lost to a failure, and has *recovered* when each of these packets has
-//! come again. Packets that a full buffer dropped do not count: they are counted by their link.
+//! A queue pair is *hit* when a request packet for it is lost to a failure, and has *recovered*
+//! when each of these packets has come again. Packets that a full buffer dropped do not count: they
+//! are counted by their link.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
@@ -62,11 +64,13 @@ pub struct LossReport {
     pub packets: [u64; Cause::ALL.len()],
     /// Times that a queue pair was hit.
     pub hits: u64,
-    /// From a queue pair's first lost packet until all had come again; in the order in which that happened.
+    /// From a queue pair's first lost packet until all had come again; in the order in which that
+    /// happened.
     pub recoveries: Vec<Duration>,
 }
 
-/// A queue pair that was hit: since when, and the PSNs that are missing; at most as many as its window has.
+/// A queue pair that was hit: since when, and the PSNs that are missing; at most as many as its
+/// window has.
 #[derive(Clone, Debug)]
 struct Wound {
     since: Time,

@@ -39,7 +39,7 @@ pub struct Node<M> {
     pub(super) past: Tally,
     /// What its local peers see.
     pub(super) segment: ControlSegment,
-    /// Messages and acknowledgements of its neighbours.
+    /// Messages and acknowledgements of its local peers.
     pub(super) mail: Mailbox,
 }
 
@@ -76,8 +76,8 @@ impl<M: NodeMemory> Node<M> {
         self.register_at(self.pd, addr, len, addr, access)
     }
 
-    /// The same in any protection domain, for memory at `backing` that work requests and peers address
-    /// from `addr` on.
+    /// The same in any protection domain, for memory at `backing` that work requests and peers
+    /// address from `addr` on.
     ///
     /// # Errors
     /// As [`Endpoint::register_at`].
@@ -144,7 +144,8 @@ impl<M: NodeMemory> Node<M> {
         self.pressure().map_or(0, |pressure| pressure.unadmitted)
     }
 
-    /// How often it came to rest with packets for a destination that did not refuse them: always a bug.
+    /// How often it came to rest with packets for a destination that did not refuse them: always a
+    /// bug.
     pub fn neglected(&self) -> u64 {
         self.pressure().map_or(0, |pressure| pressure.neglected)
     }

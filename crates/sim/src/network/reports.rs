@@ -61,7 +61,8 @@ impl<M: NodeMemory> Network<M> {
         QueueSample { at: self.now, longest_bytes, total_bytes, paused, into_hosts_bytes }
     }
 
-    /// The links from one node to another, by the first of several ways; cut short where there is none.
+    /// The links from one node to another, by the first of several ways; cut short where there is
+    /// none.
     pub fn path(&self, from: u32, to: u32) -> Vec<LinkConfig> {
         let way = self.paths.way(from, to, |link| self.links[link as usize].end);
         way.into_iter().map(|link| self.links[link as usize].config).collect()

@@ -9,7 +9,8 @@ use core::net::IpAddr;
 use roce::Time;
 use roce::direct::{Handed, MessageAck, MessageHeader, RegionDescriptor};
 
-/// How long a message is under way, and its acknowledgement: these many nanoseconds, and up to twice as many.
+/// How long a message is under way, and its acknowledgement: these many nanoseconds, and up to
+/// twice as many.
 const MESSAGE_NS: u64 = 300;
 
 /// A message in a mailbox.

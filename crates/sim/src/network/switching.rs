@@ -1,7 +1,8 @@
-//! Switches that share a buffer among their ports: who is charged, who is paused, and who waits for whom.
+//! Switches that share a buffer among their ports: who is charged, who is paused, and who waits for
+//! whom.
 //!
-//! The rules of the buffer are in [`buffer`](crate::buffer), those of a queue in [`link`](crate::link). Here are the
-//! events between them, and the search for circular waiting.
+//! The rules of the buffer are in [`buffer`](crate::buffer), those of a queue in
+//! [`link`](crate::link). Here are the events between them, and the search for circular waiting.
 
 use alloc::vec::Vec;
 use core::fmt;
@@ -20,8 +21,8 @@ const PAUSE_BYTES: u64 = 84;
 /// A flow control packet of InfiniBand.
 const CREDIT_BYTES: u64 = 8;
 
-/// After a packet was lost, the time until the sender says what it has sent; it must within 65,536 symbol times, 262 us at
-/// 2.5 Gbit/s.
+/// After a packet was lost, the time until the sender says what it has sent; it must within 65,536
+/// symbol times, 262 us at 2.5 Gbit/s.
 const TOTAL_AFTER: Duration = Duration::from_micros(26);
 
 /// Numbers the links into each switch, and makes the switches' buffers.
@@ -48,9 +49,9 @@ pub(super) fn buffers(
     headrooms.into_iter().map(|headrooms| Buffer::new(config, headrooms, classes)).collect()
 }
 
-/// What a link can still deliver once a packet has found its class full: that packet; until the frame that departs ahead of the
-/// pause has left on the way back, and the pause behind it; what is on the cable in both directions; and the frame that has
-/// begun.
+/// What a link can still deliver once a packet has found its class full: that packet; until the
+/// frame that departs ahead of the pause has left on the way back, and the pause behind it; what is
+/// on the cable in both directions; and the frame that has begun.
 pub(crate) fn headroom(link: &LinkConfig, back: &LinkConfig) -> u64 {
     let frame = u64::from(FRAME_BYTES);
     if link.rate_bps == UNLIMITED {
@@ -81,7 +82,8 @@ impl fmt::Display for Deadlock {
 }
 
 impl<M: NodeMemory> Network<M> {
-    /// Charges a packet that has to wait for `link` to the port by which it came; false if the switch has no room for it.
+    /// Charges a packet that has to wait for `link` to the port by which it came; false if the
+    /// switch has no room for it.
     pub(super) fn charge(&mut self, link: u32, ingress: Option<Ingress>, bytes: u32) -> bool {
         let Some((ingress, buffer, port)) = self.account_of(link, ingress) else {
             return true;
@@ -94,7 +96,8 @@ impl<M: NodeMemory> Network<M> {
         is_admitted
     }
 
-    /// A packet that waited for `link` has begun to depart. Every sender that this lets go on is told.
+    /// A packet that waited for `link` has begun to depart. Every sender that this lets go on is
+    /// told.
     pub(super) fn discharge(&mut self, link: u32, ingress: Option<Ingress>, bytes: u32) {
         let Some((ingress, buffer, port)) = self.account_of(link, ingress) else {
             return;
@@ -111,8 +114,8 @@ impl<M: NodeMemory> Network<M> {
         }
     }
 
-    /// The buffer of the switch where `link` starts, and a packet's port in it. The link by which it came is not looked at: of
-    /// many, it is hardly in the processor's cache.
+    /// The buffer of the switch where `link` starts, and a packet's port in it. The link by which
+    /// it came is not looked at: of many, it is hardly in the processor's cache.
     fn account_of(
         &mut self,
         link: u32,
@@ -125,8 +128,8 @@ impl<M: NodeMemory> Network<M> {
         Some((ingress, self.buffers.get_mut(switch as usize)?, ingress.port.into()))
     }
 
-    /// Sends a pause, or its end, to the other end of a link: back on the other direction of the cable, ahead of everything
-    /// that waits there.
+    /// Sends a pause, or its end, to the other end of a link: back on the other direction of the
+    /// cable, ahead of everything that waits there.
     pub(super) fn send_pause(&mut self, link: u32, class: usize, is_paused: bool) {
         let (back, class) = (&self.links[link as usize ^ 1], class as u8);
         let at = back.leaves_ahead(self.now, PAUSE_BYTES) + back.config.delay;
@@ -159,7 +162,8 @@ impl<M: NodeMemory> Network<M> {
         }
     }
 
-    /// Whether a frame for the start of a link was sent before the link was down, or is sent while it is.
+    /// Whether a frame for the start of a link was sent before the link was down, or is sent while
+    /// it is.
     fn is_void(&self, link: u32, epoch: u8) -> bool {
         let Link { epoch: now, is_up, .. } = self.links[link as usize];
         epoch != now || !is_up && self.failures.resets_ports()
@@ -167,8 +171,8 @@ impl<M: NodeMemory> Network<M> {
 
     // ---- credits -------------------------------------------------------------------------------
 
-    /// A packet takes its place in the buffer at the end of a link with credits; false if it has none, which would be a
-    /// bug of the sender.
+    /// A packet takes its place in the buffer at the end of a link with credits; false if it has
+    /// none, which would be a bug of the sender.
     pub(super) fn occupy(&mut self, link: u32, id: u32) -> bool {
         if self.links[link as usize].config.credits.is_none() {
             return true;
@@ -237,7 +241,8 @@ impl<M: NodeMemory> Network<M> {
         }
     }
 
-    /// A packet was lost on a link: the credit that it took comes back with the sender's next flow control packet.
+    /// A packet was lost on a link: the credit that it took comes back with the sender's next flow
+    /// control packet.
     pub(super) fn resend_total(&mut self, link: u32, id: u32) {
         let (class, _) = self.size_on(link, id);
         let leaks = self.failures.defect == Defect::CreditLeaked;
@@ -274,9 +279,9 @@ impl<M: NodeMemory> Network<M> {
 
     // ---- circular waiting ----------------------------------------------------------------------
 
-    /// Links that wait for each other for ever, if there are any, in a network whose links all have the same classes. Call it
-    /// where nothing seems to move: it looks at every packet that waits behind a pause. Of packets of other classes it
-    /// assumes that they leave.
+    /// Links that wait for each other for ever, if there are any, in a network whose links all have
+    /// the same classes. Call it where nothing seems to move: it looks at every packet that waits
+    /// behind a pause. Of packets of other classes it assumes that they leave.
     pub fn find_deadlock(&self) -> Option<Deadlock> {
         (0..MAX_CLASSES).find_map(|class| self.deadlock_of(class))
     }
@@ -349,7 +354,8 @@ impl<M: NodeMemory> Network<M> {
         self.links.iter_mut().map(|link| link.stats(now).pauses).sum()
     }
 
-    /// How long the links out of nodes and switches were paused, in all, since statistics were last reset.
+    /// How long the links out of nodes and switches were paused, in all, since statistics were last
+    /// reset.
     pub fn paused(&mut self) -> Duration {
         let now = self.now;
         let paused = self.links.iter_mut().map(|link| link.stats(now).paused);

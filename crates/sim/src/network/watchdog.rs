@@ -1,12 +1,15 @@
-//! Pauses as switches have them: they end by themselves, are refreshed, and are guarded by a watchdog.
+//! Pauses as switches have them: they end by themselves, are refreshed, and are guarded by a
+//! watchdog.
 //!
-//! A pause lasts [`Pfc::pause_quanta`](crate::buffer::Pfc::pause_quanta) unless its sender repeats it, which it does after half of
-//! that as long as its class stays full. So a pause that is lost is made up for, and one whose end is lost ends.
+//! A pause lasts [`Pfc::pause_quanta`](crate::buffer::Pfc::pause_quanta) unless its sender repeats
+//! it, which it does after half of that as long as its class stays full. So a pause that is lost is
+//! made up for, and one whose end is lost ends.
 //!
-//! A watchdog looks at each class of each link out of a switch. A class in which the same packet has been held back for
-//! [`Watchdog::detection`] is stuck: what waits is dropped, and pauses are ignored until none has come for
-//! [`Watchdog::restoration`] (as SONiC's PFC watchdog does; its defaults are 200 ms each). On a link with credits, what waits is
-//! dropped, as the lifetime limit at the head of an InfiniBand queue has it.
+//! A watchdog looks at each class of each link out of a switch. A class in which the same packet
+//! has been held back for [`Watchdog::detection`] is stuck: what waits is dropped, and pauses are
+//! ignored until none has come for [`Watchdog::restoration`] (as SONiC's PFC watchdog does; its
+//! defaults are 200 ms each). On a link with credits, what waits is dropped, as the lifetime limit
+//! at the head of an InfiniBand queue has it.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -20,7 +23,8 @@ use crate::memory::NodeMemory;
 /// When a switch gives up on a link that holds packets back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Watchdog {
-    /// How long the same packet is held back before what waits is dropped; up to a quarter more, as it looks four times in that.
+    /// How long the same packet is held back before what waits is dropped; up to a quarter more, as
+    /// it looks four times in that.
     pub detection: Duration,
     /// How long no pause may have come until pauses are obeyed again.
     pub restoration: Duration,

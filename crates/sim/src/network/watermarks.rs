@@ -1,12 +1,14 @@
-//! Watermarks of switch buffers: registers in switches, a collector that reads them, and hosts that are told.
+//! Watermarks of switch buffers: registers in switches, a collector that reads them, and hosts that
+//! are told.
 //!
-//! Each port of a switch keeps, by class, the longest queue since its register was last read. Every [`Collector::every`] the
-//! collector reads all registers, and [`Collector::late`] after that it tells every sending connection about the port on its way
-//! whose queue takes longest to leave ([`Endpoint::handle_watermark`](roce::endpoint::Endpoint::handle_watermark)). With packets on
+//! Each port of a switch keeps, by class, the longest queue since its register was last read. Every
+//! [`Collector::every`] the collector reads all registers, and [`Collector::late`] after that it
+//! tells every sending connection about the port on its way whose queue takes longest to leave
+//! ([`Endpoint::handle_watermark`](roce::endpoint::Endpoint::handle_watermark)). With packets on
 //! several paths, that is of all of them.
 //!
-//! The collector rests while nothing waits anywhere. It knows the routes that switches have when it tells, and the host's
-//! clocks.
+//! The collector rests while nothing waits anywhere. It knows the routes that switches have when it
+//! tells, and the host's clocks.
 
 use alloc::collections::VecDeque;
 use alloc::vec;
@@ -140,7 +142,8 @@ impl<M: NodeMemory> Network<M> {
         links.iter().filter_map(of_link).max_by_key(Watermark::queueing)
     }
 
-    /// The links out of switches by which packets may go from one node to a queue pair of another, as switches see it.
+    /// The links out of switches by which packets may go from one node to a queue pair of another,
+    /// as switches see it.
     fn links_between(&self, from: u32, to: u32, dest_qpn: u32) -> Vec<u32> {
         let (mut found, mut next) = (Vec::new(), vec![Vertex::Node(from)]);
         // Shortest paths have no circles, but tables that change may: each link is followed once.

@@ -1,4 +1,5 @@
-//! Streams through networks whose links and switches fail: what [`network`](crate::network) does then.
+//! Streams through networks whose links and switches fail: what [`network`](crate::network) does
+//! then.
 
 use alloc::string::String;
 use alloc::vec;
@@ -123,7 +124,8 @@ fn without_other_routes_a_dead_link_ends_the_stream() {
 fn a_switch_that_dies_loses_what_it_holds_and_comes_back_empty() {
     let slow = LINK.with_rate(25_000_000_000);
     use Vertex::{Node, Switch};
-    // The link behind the spine is the slowest, so packets wait in front of it, and then in the leaf.
+    // The link behind the spine is the slowest, so packets wait in front of it, and then in the
+    // leaf.
     let graph = Graph::new(2, 4)
         .join(Node(0), Switch(0), LINK, LINK)
         .join(Node(1), Switch(1), LINK, LINK)
@@ -283,8 +285,8 @@ fn credits_survive_lost_packets_and_lost_flow_control() {
     assert!(net.rest().is_some());
 }
 
-/// A node's link that copies or holds up packets delivers more at once than its rate allows: what a lossless switch drops then is
-/// not its fault.
+/// A node's link that copies or holds up packets delivers more at once than its rate allows: what a
+/// lossless switch drops then is not its fault.
 #[test]
 fn faults_that_bunch_packets_explain_what_a_lossless_switch_drops() {
     let slow = LINK.with_rate(10_000_000_000);

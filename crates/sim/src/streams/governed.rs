@@ -17,7 +17,8 @@ use Vertex::{Node, Switch};
 
 const TRUNK: u64 = 10_000_000_000;
 
-/// Two senders and two receivers at two switches, with a trunk of 10 Gbit/s in between that marks, and lossless buffers.
+/// Two senders and two receivers at two switches, with a trunk of 10 Gbit/s in between that marks,
+/// and lossless buffers.
 fn network() -> Network<Phantom> {
     let delay = Duration::from_micros(1);
     let edge = LinkConfig { classes: 8, ..LinkConfig::new(25_000_000_000, delay) };

@@ -19,7 +19,8 @@ fn collector(late: u64) -> Option<Collector> {
     Some(Collector { every: Duration::from_millis(1), late: Duration::from_micros(late) })
 }
 
-/// Three streams to node 0 and one from node 4 to node 5, at one switch that pauses and marks nothing.
+/// Three streams to node 0 and one from node 4 to node 5, at one switch that pauses and marks
+/// nothing.
 fn streams(watermarks: Option<Collector>) -> (Network<Phantom>, Vec<Stream>) {
     let link = LinkConfig::new(LINE, Duration::from_micros(1));
     let join = |graph: Graph, node| graph.join(Vertex::Node(node), Vertex::Switch(0), link, link);

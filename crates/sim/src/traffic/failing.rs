@@ -1,7 +1,7 @@
 //! Links and switches that fail while flows are under way, at times that are known before.
 //!
-//! Several faults may strike the same place at once: a link is up when none of them holds it down, as slow as the worst of them
-//! makes it, and has the bit errors of all together.
+//! Several faults may strike the same place at once: a link is up when none of them holds it down,
+//! as slow as the worst of them makes it, and has the bit errors of all together.
 
 use alloc::vec::Vec;
 
@@ -90,7 +90,8 @@ impl Schedule {
         let faults: Vec<TimedFault> = faults.iter().copied().filter(strikes).collect();
         let changes = faults.iter().enumerate().flat_map(change).flatten();
         let mut to_come: Vec<Change> = changes.collect();
-        // At one instant what begins comes first: a place does not recover for no time between two faults.
+        // At one instant what begins comes first: a place does not recover for no time between two
+        // faults.
         to_come.sort_by_key(|change| core::cmp::Reverse((change.at, !change.begins, change.fault)));
         Schedule { is_active: alloc::vec![false; faults.len()], faults, to_come, begun: 0 }
     }
@@ -121,7 +122,8 @@ impl Schedule {
         has_changed
     }
 
-    /// How bad it is where this strikes: 0 if it is not, or the divisor of a rate, or errors in 10^15 bits.
+    /// How bad it is where this strikes: 0 if it is not, or the divisor of a rate, or errors in
+    /// 10^15 bits.
     fn state_at(&self, trouble: Trouble) -> u64 {
         let active = self.faults.iter().zip(&self.is_active).filter(|&(_, &is_active)| is_active);
         let here = active.map(|(fault, _)| fault.trouble);

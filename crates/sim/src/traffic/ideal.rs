@@ -1,7 +1,7 @@
 //! How long a flow takes in an empty network: the time that completion times are compared with.
 //!
-//! Packets follow each other at the rate of the slowest link so far, and every link has received a packet completely
-//! before the next one sends it (store and forward).
+//! Packets follow each other at the rate of the slowest link so far, and every link has received a
+//! packet completely before the next one sends it (store and forward).
 
 use roce::Duration;
 use roce::endpoint::Mtu;
@@ -16,8 +16,8 @@ const PACKET_BYTES: u64 = 12 + 4;
 const RETH_BYTES: u64 = 16;
 const IMMEDIATE_BYTES: u64 = 4;
 
-/// From the start of a WRITE of `bytes` until its last byte has arrived, over these links; in packets with so many bytes between
-/// Ethernet's header and BTH: 28 of IPv4 and UDP.
+/// From the start of a WRITE of `bytes` until its last byte has arrived, over these links; in
+/// packets with so many bytes between Ethernet's header and BTH: 28 of IPv4 and UDP.
 pub fn completion_time(path: &[LinkConfig], bytes: u64, mtu: Mtu, network_bytes: u32) -> Duration {
     let mtu = u64::from(mtu.bytes());
     let around = PACKET_BYTES + u64::from(network_bytes + ETHERNET_BYTES);
@@ -26,7 +26,8 @@ pub fn completion_time(path: &[LinkConfig], bytes: u64, mtu: Mtu, network_bytes:
     let only = if packets == 1 { RETH_BYTES } else { 0 };
     let last_bytes = last_payload + around + IMMEDIATE_BYTES + only;
     let full_bytes = mtu + around;
-    // When a link has sent the packets before the last one, and when the last one has arrived behind it.
+    // When a link has sent the packets before the last one, and when the last one has arrived
+    // behind it.
     let (mut ahead, mut last) = (Duration::ZERO, Duration::ZERO);
     let (mut first, mut slowest) = (Duration::ZERO, Duration::ZERO);
     for link in path {
@@ -62,7 +63,8 @@ mod tests {
     fn many_packets_follow_at_the_slowest_rate() {
         let fast = LinkConfig::new(80 * GBIT, Duration::ZERO);
         let slow = LinkConfig::new(8 * GBIT, Duration::ZERO);
-        // All bytes at a byte per nanosecond, and 112 and 111 ns for a full packet on the fast links around it.
+        // All bytes at a byte per nanosecond, and 112 and 111 ns for a full packet on the fast
+        // links around it.
         let time = completion_time(&[fast, slow, fast], 1_000 * 1_024, Mtu::M1024, 28).as_nanos();
         let all = 1_000 * (1_024 + 82) + 16 + 4;
         assert!(time.abs_diff(all + 112 + 111) <= 2, "{time} {all}");

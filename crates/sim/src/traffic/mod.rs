@@ -1,8 +1,9 @@
 //! Workloads over a network: flows with a size and a start, and how long each of them took.
 //!
-//! A flow is one WRITE with immediate data over a reliable connection, and complete when its receiver has the
-//! completion. Independent flows bring their own connection, created when they start, so that every flow starts as a new
-//! one in congestion control too; the steps of a collective keep theirs.
+//! A flow is one WRITE with immediate data over a reliable connection, and complete when its
+//! receiver has the completion. Independent flows bring their own connection, created when they
+//! start, so that every flow starts as a new one in congestion control too; the steps of a
+//! collective keep theirs.
 //!
 //! | module | what it holds |
 //! |---|---|

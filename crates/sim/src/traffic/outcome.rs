@@ -35,7 +35,8 @@ pub struct Record {
     pub ideal: Duration,
     /// How its connection ended, if it failed.
     pub gave_up: Option<GivenUp>,
-    /// It has not arrived, and no way led from its sender to its receiver when it gave up, or at the end of the run.
+    /// It has not arrived, and no way led from its sender to its receiver when it gave up, or at
+    /// the end of the run.
     pub is_cut: bool,
 }
 
@@ -134,14 +135,16 @@ impl Outcome {
         self.records.iter().filter(|record| record.arrived.is_none()).count() as u64
     }
 
-    /// Slowdowns of the flows that have arrived and are longer than `above` and not longer than `up_to` bytes.
+    /// Slowdowns of the flows that have arrived and are longer than `above` and not longer than
+    /// `up_to` bytes.
     pub fn slowdowns(&self, above: u64, up_to: u64) -> Slowdowns {
         let sized = self.records.iter().filter(|flow| flow.bytes > above && flow.bytes <= up_to);
         Slowdowns::of(sized.filter_map(Record::slowdown_per_mille).collect())
     }
 
-    /// Slowdowns by size: the flows that have arrived, sorted by size, in at most `groups` groups of about the same number,
-    /// flows of one size in one group; the size of the largest flow of each, and its slowdowns.
+    /// Slowdowns by size: the flows that have arrived, sorted by size, in at most `groups` groups
+    /// of about the same number, flows of one size in one group; the size of the largest flow of
+    /// each, and its slowdowns.
     pub fn slowdowns_by_size(&self, groups: usize) -> Vec<(u64, Slowdowns)> {
         let arrived = self.records.iter().filter_map(|record| {
             record.slowdown_per_mille().map(|slowdown| (record.bytes, slowdown))
@@ -173,7 +176,8 @@ impl Outcome {
         (bits / u128::from(span.as_nanos().max(1))) as u64
     }
 
-    /// Jain's index of the rates of the flows that have arrived, in 1/1,000: 1,000 where all are equal, and 1,000/n where one has everything.
+    /// Jain's index of the rates of the flows that have arrived, in 1/1,000: 1,000 where all are
+    /// equal, and 1,000/n where one has everything.
     pub fn fairness_per_mille(&self) -> u64 {
         let rate = |record: &Record| {
             let time = record.completion_time()?.as_nanos().max(1);

@@ -1,9 +1,10 @@
 //! Flows between hosts with several ports.
 //!
-//! Each port is a NIC with queue pairs of its own, so a flow leaves by one and arrives at one. Ports of the same number form a
-//! *rail*: a flow stays on its rail where sender and receiver both have a port on it, and switches join these. Which of several
-//! rails it takes is drawn by a hash of the flow, or it is cut into as many parts as there are. Where ports of the same number
-//! are not joined, it takes one of the pairs of ports that are.
+//! Each port is a NIC with queue pairs of its own, so a flow leaves by one and arrives at one.
+//! Ports of the same number form a *rail*: a flow stays on its rail where sender and receiver both
+//! have a port on it, and switches join these. Which of several rails it takes is drawn by a hash
+//! of the flow, or it is cut into as many parts as there are. Where ports of the same number are
+//! not joined, it takes one of the pairs of ports that are.
 
 use alloc::vec::Vec;
 
@@ -39,7 +40,8 @@ pub enum RailError {
 }
 
 impl Rails {
-    /// Flows between NICs instead of hosts. A flow that waits for another one waits for all of its parts.
+    /// Flows between NICs instead of hosts. A flow that waits for another one waits for all of its
+    /// parts.
     ///
     /// # Errors
     /// When no switches join sender and receiver, or there are too many parts.

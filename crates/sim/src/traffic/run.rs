@@ -1,7 +1,7 @@
 //! Flows over a simulated network.
 //!
-//! [`Runner::advance`] starts what is due, moves time to the next event and takes completions, until every flow has
-//! arrived or the deadline is reached.
+//! [`Runner::advance`] starts what is due, moves time to the next event and takes completions,
+//! until every flow has arrived or the deadline is reached.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -218,7 +218,8 @@ impl Runner {
         }
     }
 
-    /// Samples the queues this often, and later less often, so that there are never more than a few thousand samples.
+    /// Samples the queues this often, and later less often, so that there are never more than a few
+    /// thousand samples.
     pub fn sample_every(&mut self, span: Duration) {
         self.sample_every = Some(span);
         self.network.wake_at(Time::ZERO, SAMPLE);

@@ -1,11 +1,13 @@
 //! Published distributions of flow sizes.
 //!
-//! A distribution is a table of sizes and of the share of flows that are not larger, with straight lines between its rows,
-//! as the traffic generator published with HPCC (Li et al., SIGCOMM 2019) reads them.
+//! A distribution is a table of sizes and of the share of flows that are not larger, with straight
+//! lines between its rows, as the traffic generator published with HPCC (Li et al., SIGCOMM 2019)
+//! reads them.
 
 use crate::chance::Chance;
 
-/// Rows of size in bytes, and share of flows up to it in 1/10,000. The first share is 0, the last 10,000.
+/// Rows of size in bytes, and share of flows up to it in 1/10,000. The first share is 0, the last
+/// 10,000.
 type Table = &'static [(u64, u64)];
 
 const WHOLE: u64 = 10_000;

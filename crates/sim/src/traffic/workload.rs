@@ -1,7 +1,7 @@
 //! What hosts send to each other: flows with a size and a start.
 //!
-//! Starts are times, or the arrival of other flows, which is how the steps of a collective follow each other. All hosts
-//! are numbered from 0.
+//! Starts are times, or the arrival of other flows, which is how the steps of a collective follow
+//! each other. All hosts are numbered from 0.
 
 use alloc::vec::Vec;
 
@@ -56,15 +56,16 @@ pub enum Workload {
         /// Bytes to each.
         bytes: u64,
     },
-    /// The first `hosts` hosts reduce in a ring: 2 (n - 1) steps, each of which sends a part to the next host.
+    /// The first `hosts` hosts reduce in a ring: 2 (n - 1) steps, each of which sends a part to the
+    /// next host.
     RingAllreduce {
         /// How many, at least 2.
         hosts: u32,
         /// Bytes to reduce on each; a part is an n-th of them.
         bytes: u64,
     },
-    /// The first `hosts` hosts reduce up a binary tree, and the root's result goes down again, in pieces that follow each
-    /// other.
+    /// The first `hosts` hosts reduce up a binary tree, and the root's result goes down again, in
+    /// pieces that follow each other.
     TreeAllreduce {
         /// How many, at least 2.
         hosts: u32,
@@ -73,11 +74,13 @@ pub enum Workload {
         /// How many pieces.
         pieces: u32,
     },
-    /// Flows at random: exponential distances between the flows of each host, and destinations at random.
+    /// Flows at random: exponential distances between the flows of each host, and destinations at
+    /// random.
     Poisson {
         /// How large they are.
         sizes: FlowSizes,
-        /// Payload that every host offers on average, in parts per million of the rate of its link; not 0.
+        /// Payload that every host offers on average, in parts per million of the rate of its link;
+        /// not 0.
         load_ppm: u32,
         /// No flow starts later.
         span: Duration,
@@ -133,8 +136,8 @@ pub enum WorkloadError {
 }
 
 impl Workload {
-    /// Whether flows between the same hosts use one connection after the other: a collective's steps do, and independent
-    /// flows bring their own.
+    /// Whether flows between the same hosts use one connection after the other: a collective's
+    /// steps do, and independent flows bring their own.
     pub const fn keeps_connections(&self) -> bool {
         matches!(self, Workload::RingAllreduce { .. } | Workload::TreeAllreduce { .. })
     }
@@ -253,7 +256,8 @@ fn tree(hosts: u32, bytes: u64, pieces: u32) -> Vec<Flow> {
     let mut flows = Vec::new();
     for piece in 0..pieces {
         let first = piece * 2 * edges;
-        // Up: host h's flow has number h - 1 counted from the last host, so children come before parents.
+        // Up: host h's flow has number h - 1 counted from the last host, so children come before
+        // parents.
         let up = |host: u32| first + (hosts - 1 - host);
         let down = |host: u32| first + edges + host - 1;
         // A host sends one piece after the other.

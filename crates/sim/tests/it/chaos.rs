@@ -53,8 +53,8 @@ fn every_work_request_completes_once_in_order_with_the_right_bytes() {
     assert!(failures.is_empty(), "{} failed:\n{}", failures.len(), failures.join("\n"));
 }
 
-/// The wire rules (RNR delays, windows) apply to go-back-N and selective repeat, with READs and atomics
-/// and without; runs that skip requests check little.
+/// The wire rules (RNR delays, windows) apply to go-back-N and selective repeat, with READs and
+/// atomics and without; runs that skip requests check little.
 #[test]
 fn the_rules_of_the_wire_are_applied_to_every_request() {
     let mut sum = Summary::default();
@@ -65,7 +65,8 @@ fn the_rules_of_the_wire_are_applied_to_every_request() {
     assert!(sum.requests_checked_per_mille() >= 999, "{requests_skipped} requests were skipped");
 }
 
-/// Every seed in a fat tree of 20 switches, whose links and switches fail. One seed: `DQUANT_SEED=17`.
+/// Every seed in a fat tree of 20 switches, whose links and switches fail. One seed:
+/// `DQUANT_SEED=17`.
 #[test]
 fn a_fat_tree_that_fails_keeps_all_promises() {
     let topology = fat_tree();
@@ -93,9 +94,10 @@ fn a_fat_tree_that_fails_keeps_all_promises() {
     assert!(failures.is_empty(), "{} failed:\n{}", failures.len(), failures.join("\n"));
 }
 
-/// What other seeds found: flow control that overtook itself, bunched packets that a lossless switch had to drop, many events, and
-/// in selective repeat WRITEs that were retransmitted as ordered because of a READ behind them, and so advanced by a few packets
-/// in each timeout where packets are sprayed.
+/// What other seeds found: flow control that overtook itself, bunched packets that a lossless
+/// switch had to drop, many events, and in selective repeat WRITEs that were retransmitted as
+/// ordered because of a READ behind them, and so advanced by a few packets in each timeout where
+/// packets are sprayed.
 #[test]
 fn seeds_of_a_fat_tree_that_once_failed_pass() {
     let options = Options { topology: Some(fat_tree()), ..Options::default() };
@@ -118,8 +120,8 @@ fn the_same_seed_gives_the_same_run() {
     }
 }
 
-/// The checker has to detect each kind of damage on most seeds where it can occur, or it proves nothing.
-/// Some seeds have no atomics, and about half have no unreliable connection at the end.
+/// The checker has to detect each kind of damage on most seeds where it can occur, or it proves
+/// nothing. Some seeds have no atomics, and about half have no unreliable connection at the end.
 #[test]
 fn sabotage_is_noticed() {
     use Sabotage::{Atomic, Body, Completion, Guard, Loss, Order, Reorder, Silence};

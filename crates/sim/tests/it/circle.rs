@@ -1,4 +1,5 @@
-//! Lossless switches: a torus in one lane comes to a deadlock, which is named; in lanes it does not.
+//! Lossless switches: a torus in one lane comes to a deadlock, which is named; in lanes it does
+//! not.
 
 use ::topology::routes::Engine;
 use sim::circle::{self, CircleConfig};

@@ -11,7 +11,8 @@ use sim::traffic::{Flow, Outcome, Runner, Testbed, TimedFault, Trouble, Workload
 
 use crate::traffic::{run, testbed};
 
-/// Of `leaf-spine:2x2x4`: links 0 to 3 join leaf 0 with both spines, then leaf 1; 4 to 11 are those of hosts.
+/// Of `leaf-spine:2x2x4`: links 0 to 3 join leaf 0 with both spines, then leaf 1; 4 to 11 are those
+/// of hosts.
 const SHAPE: &str = "leaf-spine:2x2x4";
 
 fn us(micros: u64) -> Time {
@@ -63,7 +64,8 @@ fn flows_find_other_ways_and_recover() {
         assert!(lost(&outcome, cause) > 0 && outcome.reroutes >= 1, "{:?}", outcome.losses);
         let losses = &outcome.losses;
         assert!(losses.hits > 0 && losses.recoveries.len() as u64 == losses.hits, "{losses:?}");
-        // Nothing that was lost comes again before switches know, unless its sender finds another way by chance.
+        // Nothing that was lost comes again before switches know, unless its sender finds another
+        // way by chance.
         let longest = losses.recoveries.iter().max().expect("some");
         assert!((50..20_000).contains(&(longest.as_nanos() / 1_000)), "{longest:?}");
         assert_eq!(outcome, run(&testbed, &workload), "{trouble:?}");
@@ -93,7 +95,8 @@ fn a_flow_whose_receiver_is_cut_off_gives_up_and_the_others_arrive() {
 
 #[test]
 fn bit_errors_cost_as_many_frames_as_their_rate_says() {
-    // 1e-7 on the link of a host, in both directions: 4,000 frames of 1,106 bytes, of which one in 1,130 is lost.
+    // 1e-7 on the link of a host, in both directions: 4,000 frames of 1,106 bytes, of which one in
+    // 1,130 is lost.
     let faults = [(Trouble::BitErrors { link: 4, per_10_15: 100_000_000 }, 0, None)];
     let frames = 32_000;
     let flows = (0..8).map(|_| flow(0, 1, frames / 8 * 1_024)).collect();
@@ -106,7 +109,8 @@ fn bit_errors_cost_as_many_frames_as_their_rate_says() {
 
 #[test]
 fn a_link_is_as_bad_as_its_faults_together() {
-    // 4 MB take 354 us at 100 Gbit/s with headers; a quarter of that rate from the start to 1 ms, a half until 2 ms.
+    // 4 MB take 354 us at 100 Gbit/s with headers; a quarter of that rate from the start to 1 ms, a
+    // half until 2 ms.
     let slow = |by, from, until| (Trouble::SlowLink { link: 4, by }, from, until);
     let outcome = |faults: &[_]| {
         run(&failing(Spread::Flow, faults), &Workload::Trace(vec![flow(0, 1, 4_000_000)]))
@@ -126,7 +130,8 @@ fn a_link_is_as_bad_as_its_faults_together() {
     assert!(micros(&late) > 2_500 && lost(&late, Cause::LinkDown) > 0, "{}", micros(&late));
 }
 
-/// Whatever the order in which they are given, a fault that begins when another one ends leaves no moment between them.
+/// Whatever the order in which they are given, a fault that begins when another one ends leaves no
+/// moment between them.
 #[test]
 fn faults_that_follow_each_other_at_one_place_are_like_one() {
     let down = |from, until| (Trouble::LinkDown(0), from, Some(until));

@@ -80,8 +80,8 @@ fn many(params: DcqcnParams) -> Incast {
     incast::measure(&config, |connect| connect.congestion = control).unwrap()
 }
 
-/// Without pauses, too, and with packets of either size: what all send at first fits into the buffer, so nobody waits for a timeout
-/// while another has the link.
+/// Without pauses, too, and with packets of either size: what all send at first fits into the
+/// buffer, so nobody waits for a timeout while another has the link.
 #[test]
 fn senders_that_start_together_share_where_switches_drop() {
     for mtu in [Mtu::M1024, Mtu::M4096] {
@@ -127,8 +127,8 @@ fn a_minimum_rate_above_the_fair_share_leaves_shares_to_pauses() {
     let got = many(published);
     assert_eq!(got.dropped, 0);
     assert!(slowest(&got) >= 80, "{got:?}");
-    // A fair share is 182 Mbit/s. The fifteen of the receiver's pod come by other ports of its switches than all others, and
-    // keep their minimum rate.
+    // A fair share is 182 Mbit/s. The fifteen of the receiver's pod come by other ports of its
+    // switches than all others, and keep their minimum rate.
     let got = many(DcqcnParams { min_bps: 1_000_000_000, ..published });
     let (near, far) = got.shares_bps.split_at(15);
     assert!(near.iter().all(|share| (940_000_000..980_000_000).contains(share)), "{near:?}");
@@ -177,8 +177,9 @@ fn off(ours: u64, theirs: u64) -> u64 {
     ours.abs_diff(theirs) * 100 / theirs
 }
 
-/// The figures within 15 % of those of ns-3, but for four: the peaks of DCQCN, which depend on which packets are marked,
-/// DCTCP's mean, and HPCC's queue of less than three packets (docs/congestion.md has the reasons).
+/// The figures within 15 % of those of ns-3, but for four: the peaks of DCQCN, which depend on
+/// which packets are marked, DCTCP's mean, and HPCC's queue of less than three packets
+/// (docs/congestion.md has the reasons).
 #[test]
 fn controls_stand_where_ns_3_has_them() {
     let case = incast::reference_case();
@@ -204,8 +205,8 @@ fn controls_stand_where_ns_3_has_them() {
     }
 }
 
-/// HPCC-PINT, with a digest of 4 bytes in place of 64, has the link and the queue that ns-3 measured for HPCC; with one in every
-/// sixteen packets, too, but for the first round trip.
+/// HPCC-PINT, with a digest of 4 bytes in place of 64, has the link and the queue that ns-3
+/// measured for HPCC; with one in every sixteen packets, too, but for the first round trip.
 #[test]
 fn digests_serve_as_well_as_reports_of_every_link() {
     let all = incast::reference();

@@ -1,5 +1,5 @@
-//! A slow link shared by streams with delay-based control, and with a TCP flow. `--nocapture` prints the
-//! shares.
+//! A slow link shared by streams with delay-based control, and with a TCP flow. `--nocapture`
+//! prints the shares.
 
 use roce::Duration;
 use roce::congestion::{CongestionControl, DelayParams};
@@ -61,7 +61,8 @@ fn two_streams_share_a_link_and_keep_its_queue_short() {
 /// Whatever they take each other for, none starves.
 #[test]
 fn eight_streams_keep_at_least_a_third_of_their_share() {
-    // With the last seed, one comes to follow the delay with two packets while others fill the queue.
+    // With the last seed, one comes to follow the delay with two packets while others fill the
+    // queue.
     for (buffer_ms, begin, seed) in [(5, 2, 1), (50, 2, 1), (5, 8, 1), (50, 8, 1), (5, 2, 7)] {
         let config = NeighbourConfig {
             seed,
@@ -78,8 +79,8 @@ fn eight_streams_keep_at_least_a_third_of_their_share() {
     }
 }
 
-/// Neither does TCP starve the stream, nor the stream TCP, whoever came first. In a long buffer, shares of CUBIC
-/// become equal slowly: there are 10 s from cut to cut.
+/// Neither does TCP starve the stream, nor the stream TCP, whoever came first. In a long buffer,
+/// shares of CUBIC become equal slowly: there are 10 s from cut to cut.
 #[test]
 fn a_stream_competes_with_tcp_and_leaves_it_its_share() {
     for (buffer_ms, is_tcp_first, span_s, least) in

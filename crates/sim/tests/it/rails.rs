@@ -47,8 +47,9 @@ fn permutation(rails: Rails, rule: &str) -> u64 {
 
 #[test]
 fn a_permutation_uses_one_rail_or_all_of_them() {
-    // Two units of four hosts, as many links to spines as to hosts. Of 100 Gbit/s, 1,024 of 1,106 bytes are payload; a round trip
-    // of 10 us, of 700 us on one rail and of 180 us on four, carries nothing.
+    // Two units of four hosts, as many links to spines as to hosts. Of 100 Gbit/s, 1,024 of 1,106
+    // bytes are payload; a round trip of 10 us, of 700 us on one rail and of 180 us on four,
+    // carries nothing.
     let rule = "rail:2x4x4x4";
     let (one, all) = (permutation(Rails::Hash, rule), permutation(Rails::All, rule));
     let bound = 8 * 100 * 1_024 / 1_106;
@@ -58,7 +59,8 @@ fn a_permutation_uses_one_rail_or_all_of_them() {
 
 #[test]
 fn fewer_spines_than_hosts_bound_what_crosses_units() {
-    // All hosts of one unit send to the other one. Each leaf has as many links up as hosts, or half of that.
+    // All hosts of one unit send to the other one. Each leaf has as many links up as hosts, or half
+    // of that.
     let flow =
         |from| Flow { from, to: from + 4, bytes: 8_000_000, at: Time::ZERO, after: Vec::new() };
     let flows: Vec<Flow> = (0..4).map(flow).collect();

@@ -1,4 +1,5 @@
-//! Flows over networks: each arrives, alone in its ideal time, and the same seed gives the same run.
+//! Flows over networks: each arrives, alone in its ideal time, and the same seed gives the same
+//! run.
 
 use ::topology::graph::Capacity;
 use ::topology::shape::Shape;
@@ -153,7 +154,8 @@ fn a_flow_of_roce_v1_takes_its_ideal_time_too() {
         ideal
     };
     let (v4, v6, v1) = (time(false, false), time(true, false), time(false, true));
-    // 2,930 packets of 1,106, 1,126 and 1,118 bytes with all framing: 89, 91 and 90 ns each, rounded up.
+    // 2,930 packets of 1,106, 1,126 and 1,118 bytes with all framing: 89, 91 and 90 ns each,
+    // rounded up.
     assert!((v1 - v4).abs_diff(2_930) < 20, "{v1} {v4}");
     assert!((v6 - v1).abs_diff(2_930) < 20, "{v6} {v1}");
 }

@@ -1,9 +1,9 @@
 //! Multicast groups: who is a member of which, and the tree that their packets follow.
 //!
-//! Whoever joins a group that is not there creates it, if it says all that a group needs (IBA 15.2.5.17). The group of
-//! IPv4 broadcast of IPoIB is always there. A tree is the part that leads to members of one tree of
-//! shortest paths over all switches. While a tree changes, tables hold what old and new tree have in common, so that no
-//! mix of two trees sends packets round.
+//! Whoever joins a group that is not there creates it, if it says all that a group needs (IBA
+//! 15.2.5.17). The group of IPv4 broadcast of IPoIB is always there. A tree is the part that leads
+//! to members of one tree of shortest paths over all switches. While a tree changes, tables hold
+//! what old and new tree have in common, so that no mix of two trees sends packets round.
 
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
@@ -123,7 +123,8 @@ impl Default for Groups {
 }
 
 impl Groups {
-    /// With IPv4 broadcast in the default partition and others, by their P_Keys with the bit of full members.
+    /// With IPv4 broadcast in the default partition and others, by their P_Keys with the bit of
+    /// full members.
     pub fn with_broadcasts(p_keys: impl Iterator<Item = u16>) -> Groups {
         let p_keys: BTreeSet<u16> = p_keys.collect();
         let others = p_keys.into_iter().filter(|p_key| *p_key != super::DEFAULT_P_KEY);
@@ -255,7 +256,8 @@ impl Groups {
         (FIRST..FIRST + self.capacity).find(|lid| !taken.contains(lid))
     }
 
-    /// For a fabric whose smallest table holds so many multicast LIDs. Forgets members that are not there any more.
+    /// For a fabric whose smallest table holds so many multicast LIDs. Forgets members that are not
+    /// there any more.
     pub(crate) fn keep(&mut self, capacity: u16, is_there: impl Fn(Place) -> bool) {
         self.capacity = capacity.min(MAX_GROUPS as u16);
         for group in self.groups.values_mut() {
@@ -273,8 +275,8 @@ impl Groups {
         });
     }
 
-    /// The multicast forwarding tables for a fabric whose switches have an order from the root down: by switch,
-    /// position and block the ports of each LID.
+    /// The multicast forwarding tables for a fabric whose switches have an order from the root
+    /// down: by switch, position and block the ports of each LID.
     pub(crate) fn tables(&self, discovery: &Discovery, order: &[u64]) -> MulticastTables {
         let parents = parents(discovery, order);
         let mut tables = MulticastTables::new();
@@ -324,7 +326,8 @@ fn parents(discovery: &Discovery, order: &[u64]) -> BTreeMap<u64, (u8, Place)> {
     parents
 }
 
-/// By switch, the ports of a group: the branches of the tree that lead to members, and the members themselves.
+/// By switch, the ports of a group: the branches of the tree that lead to members, and the members
+/// themselves.
 fn tree(
     discovery: &Discovery,
     parents: &BTreeMap<u64, (u8, Place)>,

@@ -1,14 +1,18 @@
-//! Subscriptions to what happens in the subnet (`InformInfo`), and its reports to subscribers (IBA 13.4.8, 13.4.11).
+//! Subscriptions to what happens in the subnet (`InformInfo`), and its reports to subscribers (IBA
+//! 13.4.8, 13.4.11).
 //!
 //! | trap | what happened |
 //! |---|---|
 //! | 64, 65 | a port came into service, or went out of it |
 //! | 66, 67 | a multicast group was created, or deleted |
 //!
-//! What happened is held once for all, the last [`MAX_EVENTS`] of ports and as many of groups, so that whoever makes groups
-//! come and go drives no port out. Each subscriber has a place in both lists and one report under way, those of ports first. It is sent again after [`PATIENCE`], and given up after [`TRIES`] or when its subscription ends; whoever takes none of
-//! [`MAX_FAILURES`] reports in turn is no subscriber any more. Of one that falls behind further than the list reaches,
-//! reports are lost and counted. While nothing happens, subscribers cost nothing but their places.
+//! What happened is held once for all, the last [`MAX_EVENTS`] of ports and as many of groups, so
+//! that whoever makes groups come and go drives no port out. Each subscriber has a place in both
+//! lists and one report under way, those of ports first. It is sent again after [`PATIENCE`], and
+//! given up after [`TRIES`] or when its subscription ends; whoever takes none of [`MAX_FAILURES`]
+//! reports in turn is no subscriber any more. Of one that falls behind further than the list
+//! reaches, reports are lost and counted. While nothing happens, subscribers cost nothing but their
+//! places.
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
@@ -183,7 +187,8 @@ pub struct Subscriptions {
 }
 
 impl Subscriptions {
-    /// Answers a request that subscribes or ends that, from a port with these LIDs; `None` where it is none.
+    /// Answers a request that subscribes or ends that, from a port with these LIDs; `None` where it
+    /// is none.
     pub fn answer(
         &mut self,
         client: Client,
@@ -238,7 +243,8 @@ impl Subscriptions {
         Ok(())
     }
 
-    /// Ends the subscription to some traps, and with it the report of one of them that is under way.
+    /// Ends the subscription to some traps, and with it the report of one of them that is under
+    /// way.
     fn end(&mut self, key: Key, traps: u8) -> Result<(), Status> {
         let subscriber = self.subscribers.get_mut(&key).ok_or(Status::Invalid)?;
         subscriber.wants &= !traps;

@@ -1,4 +1,5 @@
-//! Tables that do not fit into a datagram: the sender of the reliable multi-packet protocol (RMPP, IBA 13.6).
+//! Tables that do not fit into a datagram: the sender of the reliable multi-packet protocol (RMPP,
+//! IBA 13.6).
 //!
 //! | what happens | what the sender does |
 //! |---|---|
@@ -9,7 +10,8 @@
 //! | STOP or ABORT | forgets the table |
 //! | [`LIFETIME`] is over | aborts |
 //!
-//! What is held is bounded by [`MAX_TABLES`], [`MAX_TABLES_OF_PORT`] and [`MAX_BYTES`], whatever clients do.
+//! What is held is bounded by [`MAX_TABLES`], [`MAX_TABLES_OF_PORT`] and [`MAX_BYTES`], whatever
+//! clients do.
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
@@ -146,7 +148,8 @@ fn word(mad: &[u8; MAD_BYTES], at: usize) -> u32 {
 }
 
 impl Sender {
-    /// Whether a datagram belongs to a table under way: anything of RMPP but a request that is its own only segment.
+    /// Whether a datagram belongs to a table under way: anything of RMPP but a request that is its
+    /// own only segment.
     pub fn is_meant(mad: &[u8; MAD_BYTES]) -> bool {
         mad[26] & ACTIVE != 0 && mad[25] != DATA_PACKET
     }
@@ -313,7 +316,8 @@ impl Transfer {
         self.next <= self.segments.min(self.window_last).min(most)
     }
 
-    /// All segments up to one have arrived, and those up to the end of a window may be sent. Whether that is news.
+    /// All segments up to one have arrived, and those up to the end of a window may be sent.
+    /// Whether that is news.
     fn acknowledge(
         &mut self,
         now: Duration,

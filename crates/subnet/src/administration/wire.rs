@@ -1,6 +1,7 @@
 //! Datagrams of subnet administration (IBA 15.2): the header, and the records that are asked for.
 //!
-//! A response is one datagram, or a table of several for the reliable multi-packet protocol (RMPP, [`super::rmpp`]).
+//! A response is one datagram, or a table of several for the reliable multi-packet protocol (RMPP,
+//! [`super::rmpp`]).
 
 use alloc::vec::Vec;
 
@@ -129,7 +130,8 @@ impl<'a> Query<'a> {
         self.has(component).then(|| Gid::at(self.data, at))
     }
 
-    /// The response to what was found. A table has `room` for so many bytes if it takes more than a datagram.
+    /// The response to what was found. A table has `room` for so many bytes if it takes more than a
+    /// datagram.
     pub(crate) fn respond(&self, found: Result<Vec<Vec<u8>>, Status>, room: usize) -> Reply {
         let is_table = self.method == GET_TABLE;
         let found = found.and_then(|records| match records.len() {

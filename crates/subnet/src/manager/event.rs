@@ -22,13 +22,15 @@ pub enum Event {
     SetUp(Summary),
     /// Nothing was changed.
     Kept(Trouble),
-    /// A part of the fabric did not do what it was asked for: one complaint, and how many there are.
+    /// A part of the fabric did not do what it was asked for: one complaint, and how many there
+    /// are.
     Incomplete(String, usize),
     /// Another manager is master, too; it has to give way.
     Rival(SmInfo),
     /// A manager, by its GUID, has another SM_Key and is ignored.
     Foreign(u64),
-    /// A request of another manager, or an SMP with a wrong M_Key, was refused; at most one such event a second, with the number of those in between.
+    /// A request of another manager, or an SMP with a wrong M_Key, was refused; at most one such
+    /// event a second, with the number of those in between.
     Refused(Refusal, u64),
 }
 

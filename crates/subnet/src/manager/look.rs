@@ -1,8 +1,9 @@
 //! A light sweep: which ports have changed since the last heavy one.
 //!
-//! Switches are asked whether a port has changed; those that say so, or that a trap came from, are asked for all of
-//! their ports. PortStateChange is cleared first, and the ports are read once the switch has confirmed that: requests may
-//! overtake each other, and a change after the clearing sets it again.
+//! Switches are asked whether a port has changed; those that say so, or that a trap came from, are
+//! asked for all of their ports. PortStateChange is cleared first, and the ports are read once the
+//! switch has confirmed that: requests may overtake each other, and a change after the clearing
+//! sets it again.
 
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;

@@ -1,5 +1,5 @@
-//! What takes a manager longer than a datagram: routing a fabric. It needs nothing but what it carries, so the caller
-//! may do it in a thread of its own while the manager goes on answering.
+//! What takes a manager longer than a datagram: routing a fabric. It needs nothing but what it
+//! carries, so the caller may do it in a thread of its own while the manager goes on answering.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::format;

@@ -1,5 +1,5 @@
-//! Management agents of all nodes of a topology: they response as the specification says, remember what is written, and
-//! can be silent or refuse.
+//! Management agents of all nodes of a topology: they response as the specification says, remember
+//! what is written, and can be silent or refuse.
 
 #![allow(dead_code, reason = "every test that has it uses another part of it")]
 
@@ -46,7 +46,8 @@ pub(crate) struct Agents {
     pub(crate) level: Vec<NodeId>,
     /// Nodes that say nothing to that.
     pub(crate) mute: Vec<NodeId>,
-    /// Virtual lanes of every port, 1, 2, 4 or 8, with arbitration tables of as many entries; none if it is not set.
+    /// Virtual lanes of every port, 1, 2, 4 or 8, with arbitration tables of as many entries; none
+    /// if it is not set.
     pub(crate) lanes: Option<u8>,
     /// Switches take one mapping for all input ports.
     pub(crate) maps_all_inputs: bool,
@@ -97,7 +98,8 @@ impl Agents {
         0x10_0000 + 0x100 * node.index() as u64 + u64::from(port)
     }
 
-    /// The response to a request of the node that everything begins at, as bytes; `None` where there is none.
+    /// The response to a request of the node that everything begins at, as bytes; `None` where
+    /// there is none.
     pub(crate) fn response(&mut self, request: &[u8; 256]) -> Option<[u8; 256]> {
         self.response_to(self.start, request)
     }

@@ -1,4 +1,5 @@
-//! A fabric with managers on some of its hosts. Datagrams arrive at once; time passes when nobody has anything to send.
+//! A fabric with managers on some of its hosts. Datagrams arrive at once; time passes when nobody
+//! has anything to send.
 
 #![allow(dead_code, reason = "every test that has it uses another part of it")]
 
@@ -39,8 +40,8 @@ pub(crate) struct World {
     /// One response of so many is lost, if it is not 0.
     pub(crate) loses: u64,
     count: u64,
-    /// Service levels of connections, by where they begin and the LID: what subnet administration said when they were
-    /// made. Only where ports have lanes.
+    /// Service levels of connections, by where they begin and the LID: what subnet administration
+    /// said when they were made. Only where ports have lanes.
     levels: BTreeMap<(Port, u16), u8>,
     /// Reports to subscribers that were sent meanwhile.
     pub(crate) reports: Vec<Datagram>,
@@ -67,7 +68,7 @@ impl World {
         }
     }
 
-    // ---- managers --------------------------------------------------------------------------------
+    // ---- managers -------------------------------------------------------------------------------
 
     pub(crate) fn host(&self, at: usize) -> NodeId {
         self.agents.topology.hosts().nth(at).expect("a host")
@@ -115,7 +116,7 @@ impl World {
         std::mem::take(&mut self.events)
     }
 
-    // ---- time ------------------------------------------------------------------------------------
+    // ---- time -----------------------------------------------------------------------------------
 
     /// Runs for a time.
     pub(crate) fn run(&mut self, time: Duration) {
@@ -292,7 +293,8 @@ impl World {
         (reply.mad[4..6] == [0, 0]).then_some(reply.mad[56 + 53] & 0xf)
     }
 
-    /// Connections are made. Those that are up keep the level that they have, which has to be right still.
+    /// Connections are made. Those that are up keep the level that they have, which has to be right
+    /// still.
     fn learn_levels(&mut self, at: usize) {
         let lids = self.lids();
         for from in self.sources() {
@@ -313,7 +315,8 @@ impl World {
         Some((far.node, far.port))
     }
 
-    /// The lane that a switch sends packets of a level on, which came by one port and leave by another.
+    /// The lane that a switch sends packets of a level on, which came by one port and leave by
+    /// another.
     fn lane(&self, node: NodeId, [input, output]: [u8; 2], level: u8) -> u8 {
         let modifier = u32::from(input) << 8 | u32::from(output);
         let table = self.agents.written.get(&(node, Attribute::SlToVl.id(), modifier));
@@ -323,7 +326,7 @@ impl World {
         })
     }
 
-    // ---- what happens to the fabric ----------------------------------------------------------------
+    // ---- what happens to the fabric -------------------------------------------------------------
 
     pub(crate) fn links_between_switches(&self) -> Vec<LinkId> {
         let topology = &self.agents.topology;
@@ -401,7 +404,7 @@ impl World {
         self.agents.written.insert(key, info);
     }
 
-    // ---- what the fabric is --------------------------------------------------------------------------
+    // ---- what the fabric is ---------------------------------------------------------------------
 
     fn port_info(&self, node: NodeId, port: u8) -> Option<PortInfo> {
         let written = self.agents.written.get(&(node, Attribute::PortInfo.id(), port.into()));
@@ -445,7 +448,8 @@ impl World {
         Some(data[usize::from(lid) % LFT_BLOCK]).filter(|port| *port != 255)
     }
 
-    /// Where packets for a LID end that leave a node by a port, and the ports of switches that they leave by.
+    /// Where packets for a LID end that leave a node by a port, and the ports of switches that they
+    /// leave by.
     fn follow(&self, from: Port, lid: u16) -> (Option<Port>, Vec<Port>) {
         let topology = &self.agents.topology;
         let mut path = Vec::new();
@@ -563,7 +567,8 @@ impl World {
         self.check_paths(what, |_| true);
     }
 
-    /// The same for LIDs of ports of hosts: where paths to switches would close a cycle, there are none.
+    /// The same for LIDs of ports of hosts: where paths to switches would close a cycle, there are
+    /// none.
     pub(crate) fn check_paths_to_hosts(&self, what: &str) {
         self.check_paths(what, |port| port > 0);
     }

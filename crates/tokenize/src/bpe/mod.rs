@@ -1,8 +1,10 @@
-//! Byte-pair encoding with tiktoken's vocabularies, several times as fast as tiktoken's own encoder.
+//! Byte-pair encoding with tiktoken's vocabularies, several times as fast as tiktoken's own
+//! encoder.
 //!
-//! Text is [`split`] into pieces. A piece that is a token is one table look-up; of any other, the pair of
-//! neighbours with the lowest rank is merged until no pair is a token, as tiktoken does. Short tokens are keys of
-//! 16 bytes in one table, so a look-up touches one cache line. Nothing here can fail: every byte is a token.
+//! Text is [`split`] into pieces. A piece that is a token is one table look-up; of any other, the
+//! pair of neighbours with the lowest rank is merged until no pair is a token, as tiktoken does.
+//! Short tokens are keys of 16 bytes in one table, so a look-up touches one cache line. Nothing
+//! here can fail: every byte is a token.
 
 pub mod split;
 
@@ -112,11 +114,13 @@ fn merge_short(ranks: &Ranks, piece: &[u8], parts: &mut Vec<(usize, u32)>, token
     tokens.extend(ends);
 }
 
-/// Merges with a heap of candidate pairs, so that a piece of a million characters takes no quadratic time.
+/// Merges with a heap of candidate pairs, so that a piece of a million characters takes no
+/// quadratic time.
 fn merge_long(ranks: &Ranks, piece: &[u8], tokens: &mut Vec<u32>) {
     use std::cmp::Reverse;
     use std::collections::BinaryHeap;
-    // `next[start]` is the end of the part that starts there, `before[start]` the start of the part before it.
+    // `next[start]` is the end of the part that starts there, `before[start]` the start of the part
+    // before it.
     let len = piece.len();
     let mut next: Vec<usize> = (1..=len).collect();
     let mut before: Vec<usize> = (0..len).map(|start| start.wrapping_sub(1)).collect();
@@ -165,7 +169,8 @@ mod tests {
         ranks
     }
 
-    /// Both ways to merge give the same ids on random pieces of few letters, where pairs overlap most.
+    /// Both ways to merge give the same ids on random pieces of few letters, where pairs overlap
+    /// most.
     #[test]
     fn both_ways_to_merge_agree() {
         let ranks = ranks();

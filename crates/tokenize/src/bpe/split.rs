@@ -1,9 +1,9 @@
 //! How an encoding splits text into pieces: the patterns of tiktoken, as plain code.
 //!
-//! A pattern engine with look-ahead takes most of the time of tiktoken's encoder. Each pattern here is a function from
-//! the rest of the text to the length of its next piece. Character classes come from `regex-syntax`, the crate that
-//! also parses the original patterns, so both follow the same Unicode version. The test compares the functions with
-//! the original encoder on random text.
+//! A pattern engine with look-ahead takes most of the time of tiktoken's encoder. Each pattern here
+//! is a function from the rest of the text to the length of its next piece. Character classes come
+//! from `regex-syntax`, the crate that also parses the original patterns, so both follow the same
+//! Unicode version. The test compares the functions with the original encoder on random text.
 
 use regex_syntax::hir::{Class, HirKind};
 
@@ -101,7 +101,8 @@ impl Cursor<'_> {
         Some((self.classes[c as usize], c.len_utf8()))
     }
 
-    /// The end of the run of characters from `at` that `belongs` accepts, of at most `limit` characters.
+    /// The end of the run of characters from `at` that `belongs` accepts, of at most `limit`
+    /// characters.
     #[inline]
     fn run(self, mut at: usize, limit: usize, belongs: impl Fn(u8) -> bool) -> usize {
         for _ in 0..limit {
@@ -212,7 +213,8 @@ impl Cursor<'_> {
         self.last_line_break(end).unwrap_or_else(|| self.spaces(end))
     }
 
-    /// `U*L+` from `at`, where characters without case are both: the upper run gives back what the lower run needs.
+    /// `U*L+` from `at`, where characters without case are both: the upper run gives back what the
+    /// lower run needs.
     fn ends_lower(self, at: usize) -> Option<usize> {
         let (mut end, mut given_back) = (at, None);
         while let Some((class, len)) = self.at(end).filter(|(class, _)| class & UPPER != 0) {

@@ -1,8 +1,9 @@
 //! A record of a conversation: its messages and its other fields.
 //!
-//! Two shapes are read. OpenAI's has `messages`, each with `role`, `content` and whatever a template knows besides.
-//! ShareGPT's has `conversations`, each with `from` and `value`; these become roles and contents. What transformers
-//! does to messages before it renders them is done here.
+//! Two shapes are read. OpenAI's has `messages`, each with `role`, `content` and whatever a
+//! template knows besides. ShareGPT's has `conversations`, each with `from` and `value`; these
+//! become roles and contents. What transformers does to messages before it renders them is done
+//! here.
 
 use minijinja::Value;
 use minijinja::value::ValueKind;
@@ -118,8 +119,8 @@ pub(super) fn get(value: &Value, name: &str) -> Value {
     value.get_attr(name).unwrap_or_default()
 }
 
-/// Whether a model is to learn to say a message: one of the assistant that has no weight of 0, as OpenAI's and Mistral's
-/// files mark those that it is not to learn.
+/// Whether a model is to learn to say a message: one of the assistant that has no weight of 0, as
+/// OpenAI's and Mistral's files mark those that it is not to learn.
 pub(super) fn is_said(message: &Value) -> bool {
     get(message, "role").as_str() == Some("assistant") && !is_unweighted(message)
 }
@@ -193,7 +194,8 @@ fn message(value: &Value) -> Result<Value, String> {
     Ok(Value::from_pairs(fields))
 }
 
-/// How much a message weighs in the loss that a model is to learn to say: 1 where it does not say otherwise.
+/// How much a message weighs in the loss that a model is to learn to say: 1 where it does not say
+/// otherwise.
 pub(super) fn weight(message: &Value) -> f32 {
     if get(message, "train").kind() == ValueKind::Bool && !get(message, "train").is_true() {
         return 0.0;
@@ -240,7 +242,8 @@ fn begin_with_system(messages: &mut Vec<Value>, fields: &[(String, Value)]) {
     }
 }
 
-/// The other fields as variables: `tools` may be JSON in a string, and `chat_template_kwargs` holds more of them.
+/// The other fields as variables: `tools` may be JSON in a string, and `chat_template_kwargs` holds
+/// more of them.
 fn variables(fields: Vec<(String, Value)>) -> Result<Vec<(String, Value)>, String> {
     let mut variables = Vec::new();
     for (name, mut value) in fields {

@@ -1,13 +1,14 @@
-//! Conversations: rendered by the chat template of a model, encoded, and divided into what the model is trained to say
-//! and what not.
+//! Conversations: rendered by the chat template of a model, encoded, and divided into what the
+//! model is trained to say and what not.
 //!
 //! ```text
 //! record -> messages -> rendered text, spans of characters -> ids, spans of tokens -> turns
 //! ```
 //!
-//! The text and the ids are those of `apply_chat_template(..., tokenize=True)` of transformers. Where the template has
-//! generation blocks, so are the targets (`return_assistant_tokens_mask=True`). Where it has none, a message of the
-//! assistant is what rendering it adds to what is rendered before it, with the prompt for the assistant.
+//! The text and the ids are those of `apply_chat_template(..., tokenize=True)` of transformers.
+//! Where the template has generation blocks, so are the targets
+//! (`return_assistant_tokens_mask=True`). Where it has none, a message of the assistant is what
+//! rendering it adds to what is rendered before it, with the prompt for the assistant.
 
 mod messages;
 mod python;
@@ -25,8 +26,8 @@ use super::TokenizeError;
 use super::hugging_face::HuggingFace;
 use super::turns::Turns;
 
-/// Messages that are rendered for one conversation to find out what the assistant says in it: it is rendered up to each
-/// of them, so that time grows with the square.
+/// Messages that are rendered for one conversation to find out what the assistant says in it: it is
+/// rendered up to each of them, so that time grows with the square.
 const MAX_RENDERED_MESSAGES: usize = 1 << 21;
 
 /// Text that is rendered for one conversation to find out what the assistant says in it.
@@ -41,8 +42,8 @@ pub(super) struct Chat {
 }
 
 impl Chat {
-    /// Loads the template in `file`, or that beside a `tokenizer.json`. Messages are in `field`, or where the two usual
-    /// shapes have them. `now` is the time for templates.
+    /// Loads the template in `file`, or that beside a `tokenizer.json`. Messages are in `field`, or
+    /// where the two usual shapes have them. `now` is the time for templates.
     ///
     /// # Errors
     /// When there is no template, or it is broken.
@@ -107,7 +108,8 @@ impl Chat {
         Ok(turns)
     }
 
-    /// Refuses messages that weigh something between nothing and all where that is not kept: they would be trained in full.
+    /// Refuses messages that weigh something between nothing and all where that is not kept: they
+    /// would be trained in full.
     fn check_weights(&self, conversation: &Conversation) -> Result<(), String> {
         let Conversation { messages, unknown_weight, .. } = conversation;
         if let Some(at) = unknown_weight.filter(|_| self.weights) {
@@ -216,7 +218,8 @@ fn added(whole: &str, messages: &[Value], render: Render<'_>) -> Result<Said, St
     Ok((spans, weights))
 }
 
-/// The span that each token is in, as `apply_chat_template` decides it: the first that it overlaps. Both are in order.
+/// The span that each token is in, as `apply_chat_template` decides it: the first that it overlaps.
+/// Both are in order.
 fn masked(offsets: &[(usize, usize)], spans: &[Range<usize>]) -> Vec<Option<usize>> {
     let mut spans = spans.iter().enumerate().peekable();
     let of = |(start, end): &(usize, usize)| {

@@ -11,7 +11,8 @@ use minijinja_contrib::pycompat;
 /// Deepest nesting that `tojson` writes.
 const MAX_DEPTH: usize = 256;
 
-/// Most bytes that `tojson` and the text of a value have: nothing else counts what they write, and values share parts.
+/// Most bytes that `tojson` and the text of a value have: nothing else counts what they write, and
+/// values share parts.
 const MAX_TEXT: usize = 64 << 20;
 
 fn refused(reason: impl Into<String>) -> Error {
@@ -265,8 +266,8 @@ fn quote(content: &str, text: &mut String) {
     text.push(quote);
 }
 
-/// What `str.isprintable` says of one character that is not ASCII: Rust escapes the same categories, and marks at the
-/// beginning of a text, too.
+/// What `str.isprintable` says of one character that is not ASCII: Rust escapes the same
+/// categories, and marks at the beginning of a text, too.
 fn is_printable(c: char) -> bool {
     String::from_iter(['a', c]).escape_debug().count() == 2
 }

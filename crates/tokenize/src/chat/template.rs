@@ -1,11 +1,11 @@
 //! Chat templates: Jinja as `apply_chat_template` of transformers sets it up.
 //!
-//! `{% generation %}`, which is transformers' own, marks what the assistant says. It becomes a call block of a function
-//! that puts a mark at either end; the marks are taken out of the rendered text. One tag takes the place of one tag, so
-//! white space around it is stripped as before.
+//! `{% generation %}`, which is transformers' own, marks what the assistant says. It becomes a call
+//! block of a function that puts a mark at either end; the marks are taken out of the rendered
+//! text. One tag takes the place of one tag, so white space around it is stripped as before.
 //!
-//! A template comes from outside. Fuel bounds its steps and the bytes it makes, and with them how deeply values can be
-//! nested; [`STACK_BYTES`] is enough for whoever walks these.
+//! A template comes from outside. Fuel bounds its steps and the bytes it makes, and with them how
+//! deeply values can be nested; [`STACK_BYTES`] is enough for whoever walks these.
 
 use std::fs;
 use std::ops::Range;
@@ -20,11 +20,12 @@ use super::super::TokenizeError;
 use super::super::guard::guarded;
 use super::python;
 
-/// Steps of one rendering; one is also used up for every 64 bytes that are made. Bounds time and memory.
+/// Steps of one rendering; one is also used up for every 64 bytes that are made. Bounds time and
+/// memory.
 const FUEL: u64 = 1 << 21;
 
-/// Stack of a thread that renders: a level of nesting takes more than one step, and up to about 500 bytes. It is
-/// address space; only what is used takes memory.
+/// Stack of a thread that renders: a level of nesting takes more than one step, and up to about 500
+/// bytes. It is address space; only what is used takes memory.
 pub(crate) const STACK_BYTES: usize = 1 << 30;
 
 /// The function in the place of `generation`.
@@ -66,7 +67,8 @@ pub(super) struct Rendered {
 }
 
 impl Templates {
-    /// Loads the template in `file`, or that beside a `tokenizer.json`. `now` is the time of `strftime_now`.
+    /// Loads the template in `file`, or that beside a `tokenizer.json`. `now` is the time of
+    /// `strftime_now`.
     ///
     /// # Errors
     /// When there is none, or it is no template.
@@ -274,7 +276,8 @@ fn part_of(hash: &mut XxHash3_128, text: &str) {
     hash.write(text.as_bytes());
 }
 
-/// Which of the characters to which Unicode gives no meaning, from U+FDD0 to U+FDEF, occur somewhere: a bit for each.
+/// Which of the characters to which Unicode gives no meaning, from U+FDD0 to U+FDEF, occur
+/// somewhere: a bit for each.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Used(u32);
 

@@ -1,8 +1,9 @@
 //! Shortest paths that share all links: this project's own engine, by rip-up and reroute.
 //!
-//! The load of a channel is the number of pairs of end ports whose packets pass it. The tree of paths to each end
-//! port is routed by least total weight, where the weight of a channel grows steeply with its load. Then each tree is
-//! ripped up and routed again against the load of all others.
+//! The load of a channel is the number of pairs of end ports whose packets pass it. The tree of
+//! paths to each end port is routed by least total weight, where the weight of a channel grows
+//! steeply with its load. Then each tree is ripped up and routed again against the load of all
+//! others.
 //!
 //! | step | what it does |
 //! |---|---|
@@ -10,14 +11,15 @@
 //! | rounds | each tree is ripped up and rerouted; the best tables so far are kept |
 //! | repair | where a tree passes one of the most loaded channels, single switches leave by another port |
 //!
-//! Where the paths have credit loops on one VL, a second run begins with the lowest ports on shortest paths and
-//! avoids turns, from one channel to the next, that no other tree makes: each turn is a dependency, and with fewer of
-//! them fewer VLs do. Its tables are taken unless they load a channel by a sixteenth more.
+//! Where the paths have credit loops on one VL, a second run begins with the lowest ports on
+//! shortest paths and avoids turns, from one channel to the next, that no other tree makes: each
+//! turn is a dependency, and with fewer of them fewer VLs do. Its tables are taken unless they load
+//! a channel by a sixteenth more.
 //!
-//! A run ends when the most loaded channel is at a bound that no shortest paths can be below, after [`ROUNDS`]
-//! rounds, after
-//! [`PATIENCE`] without gain, and when the work is done: [`WORK`] looks at a channel. So large fabrics get fewer rounds, and
-//! beyond some ten thousand hosts the first tables alone.
+//! A run ends when the most loaded channel is at a bound that no shortest paths can be below, after
+//! [`ROUNDS`] rounds, after [`PATIENCE`] without gain, and when the work is done: [`WORK`] looks at
+//! a channel. So large fabrics get fewer rounds, and beyond some ten thousand hosts the first
+//! tables alone.
 
 use alloc::vec::Vec;
 
@@ -34,14 +36,15 @@ const ROUNDS: u32 = 40;
 /// Rounds without gain after which it ends.
 const PATIENCE: u32 = 6;
 
-/// What a turn weighs that no other tree makes, where turns are spared: more than any path of full channels.
+/// What a turn weighs that no other tree makes, where turns are spared: more than any path of full
+/// channels.
 const NEW_TURN: u64 = 1 << 56;
 
 /// Few turns are worth one part in so many of the fullest channel's load.
 const TOLERANCE: u64 = 16;
 
-/// Weights are in sixteenths of the mean load, to this power: high enough that one full channel outweighs a detour of
-/// loads.
+/// Weights are in sixteenths of the mean load, to this power: high enough that one full channel
+/// outweighs a detour of loads.
 const POWER: u32 = 6;
 
 /// Tables for every end port.
@@ -62,13 +65,14 @@ pub fn route(channels: &Channels) -> Tables {
 /// The trees so far, and what they load.
 struct Balance<'a> {
     channels: &'a Channels,
-    /// By the switch of an end port: switches by distance, the nearest first, and the distances. Only where there are
-    /// end ports.
+    /// By the switch of an end port: switches by distance, the nearest first, and the distances.
+    /// Only where there are end ports.
     near: Vec<Option<(Vec<u32>, Vec<u16>)>>,
     /// By end port, by switch: the channel to leave by, or [`NONE`].
     tree_of: Vec<Vec<u32>>,
     load: Vec<u32>,
-    /// By channel, and by the channel behind it in the order of [`Channels::leaving`]: trees with that turn.
+    /// By channel, and by the channel behind it in the order of [`Channels::leaving`]: trees with
+    /// that turn.
     turns: Vec<Vec<u32>>,
     /// What a turn weighs that no other tree makes.
     new_turn: u64,
@@ -145,7 +149,8 @@ impl<'a> Balance<'a> {
         dependencies::cycle(&waits).is_some()
     }
 
-    /// Load of the fullest channel, how many are as full, and the squares of all loads: less is better.
+    /// Load of the fullest channel, how many are as full, and the squares of all loads: less is
+    /// better.
     fn score(&self) -> (u32, usize, u64) {
         let most = self.load.iter().copied().max().unwrap_or(0);
         let full = self.load.iter().filter(|load| **load == most).count();
@@ -157,8 +162,9 @@ impl<'a> Balance<'a> {
         (self.sum() / self.load.len().max(1) as u64).max(1)
     }
 
-    /// What the most loaded channel cannot be below: the mean, since shortest paths pass as many channels whichever they
-    /// are, and an equal share of the pairs that leave the end ports of one switch.
+    /// What the most loaded channel cannot be below: the mean, since shortest paths pass as many
+    /// channels whichever they are, and an equal share of the pairs that leave the end ports of one
+    /// switch.
     fn bound(&self) -> u64 {
         let mean = self.sum().div_ceil(self.load.len().max(1) as u64);
         let all = self.channels.end_ports().len() as u64;
@@ -191,7 +197,8 @@ impl<'a> Balance<'a> {
         tree
     }
 
-    /// Routes a tree by the lightest paths; those of one weight are taken in turn by the end port's place.
+    /// Routes a tree by the lightest paths; those of one weight are taken in turn by the end port's
+    /// place.
     fn route(&mut self, end_port: u32) {
         let there = self.channels.end_ports()[end_port as usize].switch;
         let Some((order, distances)) = self.near[there as usize].take() else {
@@ -284,8 +291,8 @@ impl<'a> Balance<'a> {
         }
     }
 
-    /// Moves single switches of trees from the fullest channels to others, as long as that leaves the new path less
-    /// full.
+    /// Moves single switches of trees from the fullest channels to others, as long as that leaves
+    /// the new path less full.
     fn repair(&mut self) {
         let most = self.load.iter().copied().max().unwrap_or(0);
         for end_port in 0..self.tree_of.len() as u32 {
@@ -302,7 +309,8 @@ impl<'a> Balance<'a> {
         }
     }
 
-    /// Moves a switch of a tree to another channel if the fullest channel of the path from there on becomes less full.
+    /// Moves a switch of a tree to another channel if the fullest channel of the path from there on
+    /// becomes less full.
     fn try_move(&mut self, end_port: u32, there: u32, switch: u32, old: u32) {
         let tree = self.rip_up(end_port);
         let mut best = (self.fullest(&tree, switch, there), old);
@@ -325,8 +333,8 @@ impl<'a> Balance<'a> {
         self.put(end_port, tree);
     }
 
-    /// Whether a tree that is taken out makes no turn that no other makes, where turns are spared and a switch moves
-    /// to this channel.
+    /// Whether a tree that is taken out makes no turn that no other makes, where turns are spared
+    /// and a switch moves to this channel.
     fn makes_known_turns(&self, tree: &[u32], switch: u32, channel: u32) -> bool {
         let is_known = |from: u32, next: u32| {
             self.turn(from, next).is_none_or(|turn| self.turns[from as usize][turn] > 0)

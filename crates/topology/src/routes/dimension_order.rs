@@ -1,8 +1,8 @@
 //! Shortest paths by the lowest port.
 //!
-//! Where the ports of switches go by dimension, as those of the shape `torus` do, packets pass the first dimension to
-//! its end before they enter the second. In a mesh such paths cannot wait for each other in a cycle; the rings of a
-//! torus need a second lane.
+//! Where the ports of switches go by dimension, as those of the shape `torus` do, packets pass the
+//! first dimension to its end before they enter the second. In a mesh such paths cannot wait for
+//! each other in a cycle; the rings of a torus need a second lane.
 
 use super::{Tables, by_switch};
 use crate::channels::Channels;

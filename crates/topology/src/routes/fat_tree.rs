@@ -1,13 +1,15 @@
-//! Trees of several roots: up, then down, and by which way up the digits of the end port's place decide (D-mod-K;
-//! Zahavi, "D-Mod-K routing providing non-blocking traffic for shift permutations on real life fat trees", 2010).
+//! Trees of several roots: up, then down, and by which way up the digits of the end port's place
+//! decide (D-mod-K; Zahavi, "D-Mod-K routing providing non-blocking traffic for shift permutations
+//! on real life fat trees", 2010).
 //!
-//! A switch of the lowest level forwards to end port `d` by its up port number `d` modulo their count, one of the
-//! next level by `d` divided by that count, and so on. In a full tree every up and every down port then has its equal
-//! share of end ports, and the end ports that a leaf sends to by one way come down to different leaves by different
-//! ways.
+//! A switch of the lowest level forwards to end port `d` by its up port number `d` modulo their
+//! count, one of the next level by `d` divided by that count, and so on. In a full tree every up
+//! and every down port then has its equal share of end ports, and the end ports that a leaf sends
+//! to by one way come down to different leaves by different ways.
 //!
-//! Places are counted leaf by leaf, in the order of the switches. Where leaves of one pod do not follow each other in
-//! that order, as the GUIDs of a real fabric may not, the shares of the upper levels are not equal.
+//! Places are counted leaf by leaf, in the order of the switches. Where leaves of one pod do not
+//! follow each other in that order, as the GUIDs of a real fabric may not, the shares of the upper
+//! levels are not equal.
 
 use alloc::string::ToString;
 use alloc::vec::Vec;
@@ -85,7 +87,8 @@ fn levels(topology: &Topology, channels: &Channels) -> Result<Vec<u16>, RouteErr
     }
 }
 
-/// What the place of an end port is divided by on each level: the product of the most up ports of the levels below.
+/// What the place of an end port is divided by on each level: the product of the most up ports of
+/// the levels below.
 fn strides(channels: &Channels, rank: &[u32], levels: &[u16], top: u16) -> Vec<usize> {
     let mut most = alloc::vec![1_usize; usize::from(top) + 1];
     for switch in 0..rank.len() as u32 {

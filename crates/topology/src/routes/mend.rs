@@ -1,7 +1,8 @@
-//! Tables after links or switches are gone: entries that still lead closer to their end port stay as they are, the
-//! others are chosen anew, where the fewest end ports are routed.
+//! Tables after links or switches are gone: entries that still lead closer to their end port stay
+//! as they are, the others are chosen anew, where the fewest end ports are routed.
 //!
-//! So a dead link changes the entries that used it, and those of switches that are now further away; nothing else.
+//! So a dead link changes the entries that used it, and those of switches that are now further
+//! away; nothing else.
 
 use super::up_down::{Hops, Ranks};
 use super::{Tables, by_switch};

@@ -1,8 +1,8 @@
-//! Shortest paths: each switch forwards to an end port by the port with the fewest end ports so far, among those on a
-//! shortest path.
+//! Shortest paths: each switch forwards to an end port by the port with the fewest end ports so
+//! far, among those on a shortest path.
 //!
-//! Each switch looks at itself alone, so switches of a tree that look alike choose alike, and some links of the level
-//! above stay unused. `balanced` sees all of them.
+//! Each switch looks at itself alone, so switches of a tree that look alike choose alike, and some
+//! links of the level above stay unused. `balanced` sees all of them.
 
 use super::{Tables, by_switch};
 use crate::channels::Channels;

@@ -1,11 +1,11 @@
 //! Paths that never go up after they went down (Schroeder et al., "Autonet", 1991).
 //!
-//! Switches are ranked by their distance from the roots, and by their number where that is the same; *up* leads to a
-//! lower rank. No cycle of channels can do without a turn from down to up, so packets cannot wait for each other in
-//! one.
+//! Switches are ranked by their distance from the roots, and by their number where that is the
+//! same; *up* leads to a lower rank. No cycle of channels can do without a turn from down to up, so
+//! packets cannot wait for each other in one.
 //!
-//! The roots of a tree are the switches that are the furthest from any host. Where all switches have hosts, the root
-//! is a switch whose furthest switch is the nearest.
+//! The roots of a tree are the switches that are the furthest from any host. Where all switches
+//! have hosts, the root is a switch whose furthest switch is the nearest.
 
 use alloc::vec::Vec;
 
@@ -47,8 +47,8 @@ pub struct Ranks {
 }
 
 impl Ranks {
-    /// From the roots that fit a tree, if all switches reach all end ports so; from one of them if not, as in a tree that
-    /// lost links.
+    /// From the roots that fit a tree, if all switches reach all end ports so; from one of them if
+    /// not, as in a tree that lost links.
     pub fn of(channels: &Channels) -> Ranks {
         let roots = roots(channels);
         let ranks = Ranks::below(channels, &roots);
@@ -59,7 +59,8 @@ impl Ranks {
         }
     }
 
-    /// From roots that are given; `None` if not all switches reach all end ports so, or there is none.
+    /// From roots that are given; `None` if not all switches reach all end ports so, or there is
+    /// none.
     pub fn from_roots(channels: &Channels, roots: &[u32]) -> Option<Ranks> {
         let ranks = Ranks::below(channels, roots);
         (!roots.is_empty() && reaches_all(channels, &ranks)).then_some(ranks)
@@ -81,8 +82,8 @@ impl Ranks {
         Ranks { rank, order }
     }
 
-    /// The same order but for switches that no link joins to one above them: these come behind a neighbour, so that
-    /// every switch has a path up to the first.
+    /// The same order but for switches that no link joins to one above them: these come behind a
+    /// neighbour, so that every switch has a path up to the first.
     pub fn joined(&self, channels: &Channels) -> Ranks {
         let len = self.order.len();
         let (mut order, mut is_in) = (Vec::new(), alloc::vec![false; len]);
@@ -121,7 +122,8 @@ impl Ranks {
     }
 }
 
-/// Whether every switch has an Up*/Down* path to every switch with end ports. Roots send nothing to each other.
+/// Whether every switch has an Up*/Down* path to every switch with end ports. Roots send nothing to
+/// each other.
 fn reaches_all(channels: &Channels, ranks: &Ranks) -> bool {
     (0..ranks.order.len() as u32).all(|there| {
         let hops = Hops::of(channels, there, ranks);
@@ -149,12 +151,14 @@ fn roots(channels: &Channels) -> Vec<u32> {
     all.min_by_key(furthest).into_iter().collect()
 }
 
-/// Hops from each switch to one, of a fabric whose switches have a rank; no channel joins two of one rank.
+/// Hops from each switch to one, of a fabric whose switches have a rank; no channel joins two of
+/// one rank.
 pub(super) struct Hops<'a> {
     rank: &'a [u32],
     /// By channels that lead down alone.
     down: Vec<u16>,
-    /// By the paths that are used: down where that alone leads there, since packets may have come down already.
+    /// By the paths that are used: down where that alone leads there, since packets may have come
+    /// down already.
     used: Vec<u16>,
 }
 

@@ -175,8 +175,8 @@ fn the_first_thing_wrong_is_named() {
     assert_eq!(decode(&bytes), Err(CapsuleError::Crc { found, expected }));
 }
 
-/// Bytes that decode encode to the same bytes: unused ones are zero, so that a later version may use
-/// them.
+/// Bytes that decode encode to the same bytes: unused ones are zero, so that a later version may
+/// use them.
 #[test]
 fn a_capsule_has_one_encoding() {
     let (mut requests, mut responses) = (0, 0);

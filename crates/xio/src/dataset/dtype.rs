@@ -1,8 +1,9 @@
 //! Element types of token files, and their names in the formats.
 //!
 //! A file may hold any of the integer types in [`Dtype`]; only some of them are delivered as tokens
-//! ([`Dtype::is_token`]). Floating-point files hold no tokens: their values are delivered as they are, or quantized.
-//! Big-endian files are refused by name, never converted: a silent byte swap would change token ids (C5).
+//! ([`Dtype::is_token`]). Floating-point files hold no tokens: their values are delivered as they
+//! are, or quantized. Big-endian files are refused by name, never converted: a silent byte swap
+//! would change token ids (C5).
 
 use core::fmt;
 
@@ -93,7 +94,8 @@ impl Dtype {
         matches!(self, Dtype::F32 | Dtype::F16 | Dtype::Bf16)
     }
 
-    /// Whether blocks of files of this type are streamed: tokens, floating point, and bytes where they are asked for.
+    /// Whether blocks of files of this type are streamed: tokens, floating point, and bytes where
+    /// they are asked for.
     pub const fn is_streamed(self) -> bool {
         self.is_token() || self.is_float() || matches!(self, Dtype::U8)
     }

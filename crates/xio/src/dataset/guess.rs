@@ -1,15 +1,17 @@
 //! What the bytes of a file without a header say about the type of its tokens.
 //!
-//! A flat file read with the wrong type gives numbers all the same: half of a `u32`, or two `u16` in one. The
-//! structure of token files shows the mistake. An id is below [`LARGEST_VOCABULARY`], so the upper half of every
-//! wide number is almost zero, and two neighbouring ids in one wide number almost never are. [`Evidence`] counts this
-//! over a few samples of the file. It proposes a type only when the bytes leave no doubt, and it contradicts a type
-//! that the user gave when the bytes do.
+//! A flat file read with the wrong type gives numbers all the same: half of a `u32`, or two `u16`
+//! in one. The structure of token files shows the mistake. An id is below [`LARGEST_VOCABULARY`],
+//! so the upper half of every wide number is almost zero, and two neighbouring ids in one wide
+//! number almost never are. [`Evidence`] counts this over a few samples of the file. It proposes a
+//! type only when the bytes leave no doubt, and it contradicts a type that the user gave when the
+//! bytes do.
 //!
-//! A header in front of the ids shows too ([`Evidence::header`]): its first bytes are not like the rest of the file.
+//! A header in front of the ids shows too ([`Evidence::header`]): its first bytes are not like the
+//! rest of the file.
 //!
-//! Callers read [`SAMPLE_BYTES`] at each of the offsets of [`sample_offsets`]: the work does not depend on the length
-//! of the file.
+//! Callers read [`SAMPLE_BYTES`] at each of the offsets of [`sample_offsets`]: the work does not
+//! depend on the length of the file.
 
 use alloc::boxed::Box;
 use alloc::format;
@@ -36,7 +38,8 @@ const ENDLESS: u8 = 0xf0;
 /// Negative numbers that label files hold, such as -100 for "no loss here".
 const SMALLEST_LABEL: i64 = -256;
 
-/// Where to read samples of a file of `file_len` bytes: whole numbers of eight bytes, spread over the file.
+/// Where to read samples of a file of `file_len` bytes: whole numbers of eight bytes, spread over
+/// the file.
 pub fn sample_offsets(file_len: u64) -> impl Iterator<Item = u64> {
     let last = file_len.saturating_sub(SAMPLE_BYTES) & !7;
     let whole = file_len <= SAMPLES * SAMPLE_BYTES;
@@ -68,8 +71,8 @@ impl Words {
         }
     }
 
-    /// Adds numbers of up to 32 bits, of which those from `labels` on are negative ones near 0. Without a branch: a
-    /// stream may have thousands of files.
+    /// Adds numbers of up to 32 bits, of which those from `labels` on are negative ones near 0.
+    /// Without a branch: a stream may have thousands of files.
     fn add_small(&mut self, values: impl ExactSizeIterator<Item = u32>, labels: u32, bound: u64) {
         let (mut beyond, mut negative, mut largest) = (0u32, 0u32, 0u32);
         let (count, limit) = (values.len(), u32::try_from(bound).unwrap_or(u32::MAX));
@@ -108,7 +111,8 @@ pub struct Evidence {
     /// Bytes of printable ASCII text.
     text: u64,
     bytes: u64,
-    /// Numbers of two bytes in the uppermost 256, which compressed data has and vocabularies rarely do.
+    /// Numbers of two bytes in the uppermost 256, which compressed data has and vocabularies rarely
+    /// do.
     uppermost: u64,
     /// Which lower halves of numbers of four bytes occurred, one bit each, until they are varied.
     lower_halves: Box<[u64; 1024]>,
@@ -251,7 +255,8 @@ impl Evidence {
         })
     }
 
-    /// Why the first bytes of the file are a header and no ids of this type, where they leave no doubt.
+    /// Why the first bytes of the file are a header and no ids of this type, where they leave no
+    /// doubt.
     pub fn header(&self, dtype: Dtype) -> Option<String> {
         head::header(&self.sampled, self.file_len, dtype)
     }

@@ -1,18 +1,19 @@
 //! Whether a file of ids begins with a header that nobody knows.
 //!
-//! The first bytes are compared with the other samples of the same file, never with what ids are like elsewhere: files
-//! differ in vocabulary, padding and the id that ends a document. Four kinds of evidence count, and each is all but
-//! impossible where every number is an id:
+//! The first bytes are compared with the other samples of the same file, never with what ids are
+//! like elsewhere: files differ in vocabulary, padding and the id that ends a document. Four kinds
+//! of evidence count, and each is all but impossible where every number is an id:
 //!
-//! - *A number beyond every vocabulary*, such as a magic number, and none in the rest of the file. No id is one.
-//! - *Zeros*: of the first 32 numbers at least 8 are zero, and more than four times as many as in any other 32
-//!   neighbours of the samples, of which there are at least 128. If the first ones are tokens like the others, the
-//!   chance that they hold the most zeros of N such groups is 1/N. The zeros also have to lie as in a header: behind
-//!   several small fields, or as padding that ends at a power of two. A file that begins with a zero is padded on the
-//!   left, and is let pass.
-//! - *The length of the file*: a field among the first bytes is the number of elements, or of bytes, behind a header
-//!   that ends within 32 bytes or at a power of two, from 128 on behind padding. A field that could be a single id
-//!   counts only where the header ends with it.
+//! - *A number beyond every vocabulary*, such as a magic number, and none in the rest of the file.
+//!   No id is one.
+//! - *Zeros*: of the first 32 numbers at least 8 are zero, and more than four times as many as in
+//!   any other 32 neighbours of the samples, of which there are at least 128. If the first ones are
+//!   tokens like the others, the chance that they hold the most zeros of N such groups is 1/N. The
+//!   zeros also have to lie as in a header: behind several small fields, or as padding that ends at
+//!   a power of two. A file that begins with a zero is padded on the left, and is let pass.
+//! - *The length of the file*: a field among the first bytes is the number of elements, or of
+//!   bytes, behind a header that ends within 32 bytes or at a power of two, from 128 on behind
+//!   padding. A field that could be a single id counts only where the header ends with it.
 //! - *Text*: the first 32 bytes are printable and varied, and most of the others are not.
 
 use alloc::format;
@@ -24,7 +25,8 @@ use super::{Dtype, LARGEST_VOCABULARY};
 /// Longest header that is looked for.
 const HEAD_BYTES: usize = 4 << 10;
 
-/// Fewer numbers behind the head say nothing about it: of text and numbers that are no ids, and of what ids may be.
+/// Fewer numbers behind the head say nothing about it: of text and numbers that are no ids, and of
+/// what ids may be.
 const ENOUGH: usize = 256;
 const ENOUGH_TO_COUNT: usize = 4 << 10;
 
@@ -37,18 +39,20 @@ const MANY_ZEROS: usize = 8;
 /// Fields whose upper halves are zero, which make zeros a header.
 const SMALL_FIELDS: usize = 5;
 
-/// Where fields of a header are looked for, in bytes, and those of which ids by chance are less unlikely.
+/// Where fields of a header are looked for, in bytes, and those of which ids by chance are less
+/// unlikely.
 const FIELDS: usize = 32;
 const SHORT_FIELDS: usize = 16;
 
-/// Where a header may end, besides behind its last field: at any word near the beginning, or padded.
+/// Where a header may end, besides behind its last field: at any word near the beginning, or
+/// padded.
 const ENDS: [usize; 14] = [8, 12, 16, 20, 24, 28, 32, 64, 128, 256, 512, 1_024, 2_048, 4_096];
 
 /// Headers are often padded to one of these.
 const PADDED: [usize; 8] = [32, 64, 128, 256, 512, 1_024, 2_048, 4_096];
 
-/// From this length on, a header counts as padded only if it ends with this many equal bytes: a small number that happens to
-/// be the length of a small file is not rare enough alone.
+/// From this length on, a header counts as padded only if it ends with this many equal bytes: a
+/// small number that happens to be the length of a small file is not rare enough alone.
 const LONG_HEADER: usize = 128;
 const PADDING: usize = 8;
 
@@ -73,7 +77,8 @@ pub(super) fn split(sampled: &[u8], file_len: u64) -> (&[u8], &[u8]) {
     sampled.split_at(HEAD_BYTES.min(quarter & !7).min(sampled.len()))
 }
 
-/// Why the file begins with a header, where its samples leave no doubt that the rest are elements of this type.
+/// Why the file begins with a header, where its samples leave no doubt that the rest are elements
+/// of this type.
 pub(super) fn header(sampled: &[u8], file_len: u64, dtype: Dtype) -> Option<String> {
     let (head, body) = split(sampled, file_len);
     if body.len() < ENOUGH * dtype.bytes() as usize {
@@ -179,7 +184,8 @@ fn is_padded(head: &[u8], end: usize) -> bool {
     last.is_some_and(|last| last.iter().all(|byte| *byte == last[0]))
 }
 
-/// Where a header ends whose field ends at `field_end`, if `value` is the number of elements or bytes behind it.
+/// Where a header ends whose field ends at `field_end`, if `value` is the number of elements or
+/// bytes behind it.
 fn header_end(
     value: u64,
     field_end: usize,

@@ -3,7 +3,8 @@
 use alloc::format;
 use alloc::string::String;
 
-/// What decides which bytes a dataset gives. Its name does not: the same file has several, and a copy another.
+/// What decides which bytes a dataset gives. Its name does not: the same file has several, and a
+/// copy another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity<'a> {
     /// Type of its tokens.
@@ -20,21 +21,22 @@ pub struct Identity<'a> {
     pub documents: u64,
     /// Fingerprint of which of their tokens are targets; 0 where it is not known, or not needed.
     pub targets: u64,
-    /// Fingerprints of the file of its loss weights and of their manifest; 0 where it has none, or they are not needed.
+    /// Fingerprints of the file of its loss weights and of their manifest; 0 where it has none, or
+    /// they are not needed.
     pub loss_weights: [u64; 2],
 }
 
-/// Whether two files, each of a fingerprint and one of its manifest, are the same as far as both manifests tell, or else
-/// the same file.
+/// Whether two files, each of a fingerprint and one of its manifest, are the same as far as both
+/// manifests tell, or else the same file.
 fn are_same(then: [u64; 2], now: [u64; 2]) -> bool {
     let ([file, content], [file_now, content_now]) = (then, now);
     if content != 0 && content_now != 0 { content == content_now } else { file == file_now }
 }
 
 impl Identity<'_> {
-    /// How the dataset that is there `now` differs from this one. Two manifests decide by their contents,
-    /// because every block read is compared with them; without two the files must be the same. So a manifest
-    /// may be added or removed, and a dataset with a manifest may be copied.
+    /// How the dataset that is there `now` differs from this one. Two manifests decide by their
+    /// contents, because every block read is compared with them; without two the files must be the
+    /// same. So a manifest may be added or removed, and a dataset with a manifest may be copied.
     pub fn difference(&self, now: &Identity<'_>) -> Option<String> {
         let Identity { dtype, tokens, data_offset, fingerprint, content, documents, .. } = *self;
         if dtype != now.dtype {

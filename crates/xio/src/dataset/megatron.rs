@@ -13,11 +13,12 @@
 //!         [+  S  modes, i8, in multimodal sets only]
 //! ```
 //!
-//! All numbers are little-endian. The whole index is checked, not sampled: every pointer must be where
-//! the sequence before it ends and the last must end where the `.bin` ends, so that reading the `.bin`
-//! straight through delivers every document once and nothing else. The last document must end with the last sequence,
-//! as Megatron-core asserts: merges that forgot the list of documents would make one document of many. An index has at least 12 bytes for
-//! each sequence, so [`Walk`] checks it in pieces; [`parse`] checks it whole.
+//! All numbers are little-endian. The whole index is checked, not sampled: every pointer must be
+//! where the sequence before it ends and the last must end where the `.bin` ends, so that reading
+//! the `.bin` straight through delivers every document once and nothing else. The last document
+//! must end with the last sequence, as Megatron-core asserts: merges that forgot the list of
+//! documents would make one document of many. An index has at least 12 bytes for each sequence, so
+//! [`Walk`] checks it in pieces; [`parse`] checks it whole.
 
 use super::{DatasetError, Dtype, Expected, Format, TokenFile, exact_len};
 
@@ -43,8 +44,8 @@ pub struct Header {
 }
 
 impl Header {
-    /// Reads the first [`HEADER_BYTES`] of an index of `idx_len` bytes and checks that the announced
-    /// arrays fill the file. Types that are not delivered as tokens are refused.
+    /// Reads the first [`HEADER_BYTES`] of an index of `idx_len` bytes and checks that the
+    /// announced arrays fill the file. Types that are not delivered as tokens are refused.
     pub fn parse(head: &[u8], idx_len: u64) -> Result<Header, DatasetError> {
         let header = Header::parse_integers(head, idx_len)?;
         header.dtype.token().map(|_| header)
@@ -219,7 +220,8 @@ impl Walk {
         Err(DatasetError::Index { field: DOCUMENTS, index, value, expected })
     }
 
-    /// The described file, once every entry has been checked and all of the `.bin` is accounted for.
+    /// The described file, once every entry has been checked and all of the `.bin` is accounted
+    /// for.
     pub fn finish(self) -> Result<TokenFile, DatasetError> {
         exact_len(LENGTHS, self.sequences_seen, self.header.sequences)?;
         exact_len(DOCUMENTS, self.documents_seen, self.header.document_indices)?;

@@ -1,12 +1,13 @@
 //! The header of a NumPy `.npy` file, format versions 1.0, 2.0 and 3.0.
 //!
-//! Six magic bytes, major and minor version, the header length (`u16` in version 1, `u32` later), then
-//! a Python dictionary literal with the keys `descr`, `fortran_order` and `shape`, then the array. The
-//! parser accepts that literal and nothing else: no expression, no other key, no nesting, so a hostile
-//! header costs at most the parsing of [`MAX_HEADER_BYTES`].
+//! Six magic bytes, major and minor version, the header length (`u16` in version 1, `u32` later),
+//! then a Python dictionary literal with the keys `descr`, `fortran_order` and `shape`, then the
+//! array. The parser accepts that literal and nothing else: no expression, no other key, no
+//! nesting, so a hostile header costs at most the parsing of [`MAX_HEADER_BYTES`].
 //!
-//! An array of any number of axes is read as one run of tokens in C order. Bytes after it are ignored. As records
-//! ([`parse_records`]) its elements may be of any type of fixed size, structures included, and are not looked at.
+//! An array of any number of axes is read as one run of tokens in C order. Bytes after it are
+//! ignored. As records ([`parse_records`]) its elements may be of any type of fixed size,
+//! structures included, and are not looked at.
 
 use alloc::string::String;
 
@@ -21,8 +22,8 @@ pub const PREFIX_BYTES: usize = 12;
 /// Longest header text accepted, in bytes. NumPy warns above 10,000.
 pub const MAX_HEADER_BYTES: u64 = 65_536;
 
-/// Bytes before the array, computed from the first [`PREFIX_BYTES`] of the file. A caller reads that
-/// many bytes and passes them to [`parse`].
+/// Bytes before the array, computed from the first [`PREFIX_BYTES`] of the file. A caller reads
+/// that many bytes and passes them to [`parse`].
 pub fn header_bytes(prefix: &[u8]) -> Result<u64, DatasetError> {
     let (text_at, text_len, _) = preamble(prefix)?;
     Ok(text_at as u64 + text_len)
@@ -62,8 +63,8 @@ fn parse_elements(
     Ok(TokenFile { dtype, data_offset, tokens: header.elements, format })
 }
 
-/// Describes a `.npy` file as bytes, and says how many belong together: those of all elements with the same index
-/// on the first axis. Elements may be of any type of fixed size.
+/// Describes a `.npy` file as bytes, and says how many belong together: those of all elements with
+/// the same index on the first axis. Elements may be of any type of fixed size.
 pub fn parse_records(head: &[u8], file_len: u64) -> Result<(TokenFile, u64), DatasetError> {
     let (header, data_offset, version) = header(head)?;
     let element_bytes = header.descr.bytes()?;
@@ -158,7 +159,8 @@ impl Descr {
     }
 }
 
-/// Bytes of an element of a simple type: text has four for each character, dates have a unit in brackets.
+/// Bytes of an element of a simple type: text has four for each character, dates have a unit in
+/// brackets.
 fn item_bytes(descr: &str) -> Result<u64, DatasetError> {
     let no_records = || DatasetError::NoRecords { descr: descr.into() };
     let unknown = || DatasetError::DtypeName { name: descr.into() };

@@ -1,8 +1,9 @@
 //! What the first bytes of a file say it is.
 //!
-//! Token files with a header of their own are described by it, and the header has to account for every byte of the
-//! file. Files of other formats are recognized so that they can be refused by name instead of being read as ids. What
-//! has no known magic is [`Sniff::Unmarked`]: [`guess`](super::guess) looks at its bytes.
+//! Token files with a header of their own are described by it, and the header has to account for
+//! every byte of the file. Files of other formats are recognized so that they can be refused by
+//! name instead of being read as ids. What has no known magic is [`Sniff::Unmarked`]:
+//! [`guess`](super::guess) looks at its bytes.
 //!
 //! | header | bytes | written by |
 //! |---|---|---|
@@ -10,7 +11,8 @@
 //! | 256 `i32`: 20240801, version 7, number of tokens; then `u32` | 1,024 | llm.c with Llama 3 |
 //! | `LITPKDS`, `u64` version 1, `u8` code of the type, `u64` number of tokens | 24 | Lit-GPT and TinyLlama |
 //!
-//! Magic bytes that ids could spell by chance are longer than two of them, or are checked together with a length.
+//! Magic bytes that ids could spell by chance are longer than two of them, or are checked together
+//! with a length.
 
 use super::{DatasetError, Dtype, Format, TokenFile, exact_len, megatron, npy};
 
@@ -34,7 +36,8 @@ pub enum Sniff {
     Unmarked,
 }
 
-/// A file format whose samples lie between headers. It can be converted, and not be streamed as it is.
+/// A file format whose samples lie between headers. It can be converted, and not be streamed as it
+/// is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Container {
     /// Columns, as Apache Parquet has them.

@@ -1,7 +1,7 @@
 //! Which documents a plan keeps: a filter by a list of hashes, and deduplication.
 //!
-//! A pure function of tables, hashes and list. How they get here does not belong here, nor does how a hash is
-//! computed: two documents are the same when their hashes are.
+//! A pure function of tables, hashes and list. How they get here does not belong here, nor does how
+//! a hash is computed: two documents are the same when their hashes are.
 
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -70,7 +70,8 @@ pub struct Hashed {
     pub documents: Documents,
     /// The hash of each.
     pub hashes: Vec<u64>,
-    /// Whether the plan draws from it. One of weight 0 has no part in the deduplication across datasets.
+    /// Whether the plan draws from it. One of weight 0 has no part in the deduplication across
+    /// datasets.
     pub drawn: bool,
 }
 
@@ -97,8 +98,8 @@ pub struct Kept {
 /// Marks the documents of a file, of so many, that are of the part that is delivered.
 pub type PartOf<'a> = &'a dyn Fn(usize) -> Vec<bool>;
 
-/// Selects from all datasets of a plan, in the order of its blend. `list` is that of the filter. Of what is left the
-/// documents of the part are delivered; it is told by their numbers in the file.
+/// Selects from all datasets of a plan, in the order of its blend. `list` is that of the filter. Of
+/// what is left the documents of the part are delivered; it is told by their numbers in the file.
 ///
 /// # Errors
 /// Never for documents that were a table before, each of which has a hash.

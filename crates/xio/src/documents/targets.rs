@@ -1,7 +1,9 @@
-//! Which tokens of a file are targets: what a model is trained to say, such as the answers of a conversation.
+//! Which tokens of a file are targets: what a model is trained to say, such as the answers of a
+//! conversation.
 //!
-//! A table of runs, because masks are long runs of one value: two numbers for each run in place of one for each token,
-//! which neither lie on the disk beside every token nor cross the wire with it. Where they come from does not belong here.
+//! A table of runs, because masks are long runs of one value: two numbers for each run in place of
+//! one for each token, which neither lie on the disk beside every token nor cross the wire with it.
+//! Where they come from does not belong here.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;

@@ -1,14 +1,15 @@
 //! The loops of [`kernel`](super), inlined into callers compiled for any instruction set.
 //!
 //! Narrowing in place needs no second buffer: from the first chunk on, the destination is entirely
-//! before the source (`2i + 2C <= 4i` once `i >= C`), so the buffer can be split there into two slices
-//! that the compiler knows to be disjoint. Only the first chunk overlaps itself; it is converted token
-//! by token.
+//! before the source (`2i + 2C <= 4i` once `i >= C`), so the buffer can be split there into two
+//! slices that the compiler knows to be disjoint. Only the first chunk overlaps itself; it is
+//! converted token by token.
 
 use super::{NarrowError, Scan};
 use crate::dataset::Dtype;
 
-/// Tokens per chunk. From 64 to 2,048 measured the same; 128 keeps the search after a failure short.
+/// Tokens per chunk. From 64 to 2,048 measured the same; 128 keeps the search after a failure
+/// short.
 const CHUNK: usize = 128;
 
 /// The loop behind [`narrow_in_place`](super::narrow_in_place).
@@ -42,8 +43,8 @@ pub(super) fn signed(bits: u64, from: Dtype) -> i128 {
 /// Position of the first token that does not fit, and its bits.
 type Offender = (usize, u64);
 
-/// Defines one narrowing loop. Signed sources need no separate loop: a negative token has its top bit
-/// set, which is among the bits that must not be set.
+/// Defines one narrowing loop. Signed sources need no separate loop: a negative token has its top
+/// bit set, which is among the bits that must not be set.
 macro_rules! narrowing {
     ($name:ident, $wide:ty, $narrow:ty) => {
         #[inline(always)]

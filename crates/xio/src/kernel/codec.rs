@@ -1,8 +1,8 @@
 //! General compressors: what the data plane knows of them.
 //!
 //! The libraries are C or need an allocator's care, so they belong to the driver, which gives two
-//! functions ([`Codecs`]). Both write into a buffer of the caller and never beyond it, whatever they are
-//! given.
+//! functions ([`Codecs`]). Both write into a buffer of the caller and never beyond it, whatever
+//! they are given.
 
 use core::fmt;
 
@@ -89,8 +89,8 @@ pub struct Compressed {
 pub struct Codecs {
     /// Compresses the first buffer into the second.
     pub compress: fn(&Compression, &[u8], &mut [u8]) -> Compressed,
-    /// Decompresses the first buffer into the second, and returns the bytes written; none if the first is
-    /// malformed or the second too small.
+    /// Decompresses the first buffer into the second, and returns the bytes written; none if the
+    /// first is malformed or the second too small.
     pub decompress: fn(Codec, &[u8], &mut [u8]) -> Option<usize>,
 }
 

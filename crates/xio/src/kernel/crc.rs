@@ -1,7 +1,7 @@
 //! CRC32C (Castagnoli) without special instructions: eight tables, eight bytes a step.
 //!
-//! The checksum of iSCSI, NVMe/TCP and ext4: reflected polynomial 0x82F63B78, all ones in and out. A
-//! CRC instruction is ten times faster; a driver for a processor with one passes it in
+//! The checksum of iSCSI, NVMe/TCP and ext4: reflected polynomial 0x82F63B78, all ones in and out.
+//! A CRC instruction is ten times faster; a driver for a processor with one passes it in
 //! [`Kernels::crc32c`](super::Kernels). This one is the default and the reference for the tests.
 
 /// The polynomial 0x1EDC6F41 with its bits reversed.
@@ -36,8 +36,8 @@ const fn tables() -> [[u32; 256]; 8] {
     tables
 }
 
-/// Continues a CRC32C: `crc` is the checksum of the bytes so far, 0 for none, and the result that of
-/// those followed by `bytes`.
+/// Continues a CRC32C: `crc` is the checksum of the bytes so far, 0 for none, and the result that
+/// of those followed by `bytes`.
 pub fn crc32c(crc: u32, bytes: &[u8]) -> u32 {
     let mut state = !crc;
     let (words, rest) = bytes.as_chunks::<8>();

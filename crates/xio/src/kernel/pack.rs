@@ -5,13 +5,14 @@
 //! | 16 | little-endian `u16` in order: what narrowing gives, so that a compressor still finds repetitions |
 //! | others | chunks of 1,024 tokens, then the rest |
 //!
-//! A chunk is 32 rows of 32 tokens. Each of the 32 columns is a stream of bits, the first row in the
-//! lowest bits, cut into `bits` words of 32 bits; words with the same number are neighbours. A shift is
-//! then the same for 32 neighbouring tokens, so the loops vectorize without a case for each width. The
-//! rest of a block, fewer than 1,024 tokens, is one stream of bits, padded with zeros to a whole byte.
+//! A chunk is 32 rows of 32 tokens. Each of the 32 columns is a stream of bits, the first row in
+//! the lowest bits, cut into `bits` words of 32 bits; words with the same number are neighbours. A
+//! shift is then the same for 32 neighbouring tokens, so the loops vectorize without a case for
+//! each width. The rest of a block, fewer than 1,024 tokens, is one stream of bits, padded with
+//! zeros to a whole byte.
 //!
-//! Both directions work in place. Packing goes forward and writes behind what it has read; unpacking goes
-//! backward, and copies a chunk before it writes over it.
+//! Both directions work in place. Packing goes forward and writes behind what it has read;
+//! unpacking goes backward, and copies a chunk before it writes over it.
 
 use super::NarrowError;
 use super::body;

@@ -1,16 +1,18 @@
-//! Block quantization of floating-point values, and its inverse: the MX formats of the OCP Microscaling Formats
-//! specification, version 1.0.
+//! Block quantization of floating-point values, and its inverse: the MX formats of the OCP
+//! Microscaling Formats specification, version 1.0.
 //!
-//! A row is the values of a sample. Each of its blocks of 32 values, the last of which may be shorter, has a scale: a
-//! power of two in eight bits (E8M0). A quantized row is one code for each value, then one scale for each block:
+//! A row is the values of a sample. Each of its blocks of 32 values, the last of which may be
+//! shorter, has a scale: a power of two in eight bits (E8M0). A quantized row is one code for each
+//! value, then one scale for each block:
 //!
 //! ```text
 //! code code … code | scale scale … scale        row + ceil(row / 32) bytes
 //! ```
 //!
-//! The functions are `#[inline(always)]` and plain loops over blocks, so that callers compiled for any instruction set
-//! get vectors of it. Nothing depends on where a row lies in a file or in a buffer. What each value becomes is defined
-//! in `docs/plan.md`, and by slow code in [`reference`](crate::reference).
+//! The functions are `#[inline(always)]` and plain loops over blocks, so that callers compiled for
+//! any instruction set get vectors of it. Nothing depends on where a row lies in a file or in a
+//! buffer. What each value becomes is defined in `docs/plan.md`, and by slow code in
+//! [`reference`](crate::reference).
 
 use core::fmt;
 
@@ -75,8 +77,8 @@ impl Quant {
         }
     }
 
-    /// Whether it has a code for this value, given as the bits of a `f32`: not every type has one for NaN and
-    /// infinities.
+    /// Whether it has a code for this value, given as the bits of a `f32`: not every type has one
+    /// for NaN and infinities.
     pub const fn holds(self, bits: u32) -> bool {
         match (self, bits & !SIGN_BIT) {
             (_, ..INFINITY_BITS) | (Quant::E5m2, _) => true,
@@ -118,7 +120,8 @@ pub const fn can_quantize(from: Dtype, row: usize) -> bool {
     from.is_float() && row >= 1 && row <= MAX_ROW
 }
 
-/// Quantizes all rows of `buf` in place and returns their bytes. After an error the contents of `buf` are unspecified.
+/// Quantizes all rows of `buf` in place and returns their bytes. After an error the contents of
+/// `buf` are unspecified.
 ///
 /// # Errors
 /// See [`QuantizeError`]: NaN and infinities are refused where `to` has no code for them.
@@ -136,7 +139,8 @@ pub fn quantize_in_place(
     let (rows, out_bytes) = (buf.len() / (row * width), quantized_bytes(row));
     let (mut scales, mut values) = ([0; MAX_SCALES], [0.0; SCALED_VALUES]);
     for index in 0..rows {
-        // The result lies before what is read next: a quantized row is not larger than a row of two-byte values.
+        // The result lies before what is read next: a quantized row is not larger than a row of
+        // two-byte values.
         let (source, target) = (index * row * width, index * out_bytes);
         for (block, scale) in scales[..row.div_ceil(SCALED_VALUES)].iter_mut().enumerate() {
             let first = block * SCALED_VALUES;
@@ -195,8 +199,8 @@ pub fn dequantize_into(
     Ok(bytes)
 }
 
-/// Reads up to a block of values; the rest are zero. Vectors need a known number of them, so a shorter block is copied
-/// first.
+/// Reads up to a block of values; the rest are zero. Vectors need a known number of them, so a
+/// shorter block is copied first.
 #[inline(always)]
 fn load(bytes: &[u8], from: Dtype, values: &mut [f32; SCALED_VALUES]) {
     match from {
@@ -262,8 +266,8 @@ fn store(values: &[f32; SCALED_VALUES], to: Dtype, bytes: &mut [u8]) -> Result<(
     Ok(())
 }
 
-/// The largest of the values' bits without their signs. Halved again and again, because a loop over all of them is a
-/// chain of scalar instructions.
+/// The largest of the values' bits without their signs. Halved again and again, because a loop over
+/// all of them is a chain of scalar instructions.
 #[inline(always)]
 fn largest_magnitude(values: &[f32; SCALED_VALUES]) -> u32 {
     let mut largest = values.map(|value| value.to_bits() & !SIGN_BIT);
@@ -298,7 +302,8 @@ fn encode(
         let finite = values.iter().map(magnitude).filter(|bits| *bits < INFINITY_BITS);
         largest = finite.max().unwrap_or(0);
     }
-    // The exponent of the largest value is biased by 127, as the scale is. Subnormal values count as 0.
+    // The exponent of the largest value is biased by 127, as the scale is. Subnormal values count
+    // as 0.
     let scale = (largest >> 23).saturating_sub(to.largest_exponent());
     let factor = power_of_two(127 - scale as i32);
     match to {
@@ -374,8 +379,8 @@ const fn power_of_two(exponent: i32) -> f32 {
     }
 }
 
-/// A magnitude as a floating-point number with `M` bits of mantissa and an exponent biased by `BIAS`, rounded to the
-/// nearest, ties to even. Beyond the largest number it goes on counting.
+/// A magnitude as a floating-point number with `M` bits of mantissa and an exponent biased by
+/// `BIAS`, rounded to the nearest, ties to even. Beyond the largest number it goes on counting.
 #[inline(always)]
 fn small<const M: u32, const BIAS: u32>(magnitude: u32) -> u32 {
     let shift = 23 - M;

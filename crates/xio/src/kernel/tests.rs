@@ -1,4 +1,5 @@
-//! Narrowing, scanning and checksums against naive loops, at every length and every offending position.
+//! Narrowing, scanning and checksums against naive loops, at every length and every offending
+//! position.
 
 use std::{vec, vec::Vec};
 

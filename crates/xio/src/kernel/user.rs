@@ -1,8 +1,9 @@
-//! User actions: code of users that maps tokens, behind a trait that the world implements in a sandbox.
+//! User actions: code of users that maps tokens, behind a trait that the world implements in a
+//! sandbox.
 //!
-//! An action maps each token by itself: its result depends on the token and on its number in the file, and on
-//! nothing else. Blocks are cut differently by every plan, so anything more would make a batch depend on how
-//! its file was read (C4). What runs the action checks that.
+//! An action maps each token by itself: its result depends on the token and on its number in the
+//! file, and on nothing else. Blocks are cut differently by every plan, so anything more would make
+//! a batch depend on how its file was read (C4). What runs the action checks that.
 
 use core::fmt;
 
@@ -12,8 +13,8 @@ use crate::dataset::Dtype;
 
 /// A user action.
 pub trait TokenMap: fmt::Debug + Send + Sync {
-    /// Maps little-endian tokens in place. `first_token` is the number of the first one in its file. After an
-    /// error the contents of `tokens` are unspecified.
+    /// Maps little-endian tokens in place. `first_token` is the number of the first one in its
+    /// file. After an error the contents of `tokens` are unspecified.
     ///
     /// # Errors
     /// See [`MapFault`].

@@ -8,16 +8,16 @@
 //! ```
 //!
 //! the best bound possible in general. This is the chairman assignment problem, and the method is
-//! Tijdeman's (1980): draw `j` of dataset `d` must not be so early or so late that the bound breaks,
-//! which gives it a first and a last step,
+//! Tijdeman's (1980): draw `j` of dataset `d` must not be so early or so late that the bound
+//! breaks, which gives it a first and a last step,
 //!
 //! ```text
 //! first = ceil((j - 1 + e) * Q / p_d)     last = floor((j - e) * Q / p_d) + 1     e = 1/(2D - 2)
 //! ```
 //!
-//! (steps and draws counted from one), and each step takes the dataset whose next draw has begun its
-//! interval and ends it soonest. He proved that a sequence within all intervals exists; taking the
-//! earliest end first finds one whenever there is one, since all draws are one step long. All
+//! (steps and draws counted from one), and each step takes the dataset whose next draw has begun
+//! its interval and ends it soonest. He proved that a sequence within all intervals exists; taking
+//! the earliest end first finds one whenever there is one, since all draws are one step long. All
 //! arithmetic is in integers.
 //!
 //! At `n = Q` the bound leaves only `count_d = p_d`, so the sequence repeats with period `Q`: a
@@ -48,7 +48,8 @@ pub struct Blend {
 }
 
 impl Blend {
-    /// Datasets in the ratio of `weights`, some of which may be zero. A common divisor does not matter.
+    /// Datasets in the ratio of `weights`, some of which may be zero. A common divisor does not
+    /// matter.
     pub fn new(weights: &[u32]) -> Result<Blend, OrderError> {
         let datasets = weights.len();
         match datasets {
@@ -134,8 +135,9 @@ const _: () = assert!(MAX_TOTAL_WEIGHT <= 1 << (u32::BITS - DATASET_BITS));
 /// No dataset, in a [`Wheel`].
 const NONE: u16 = u16::MAX;
 
-/// Datasets that wait for a step, by the step modulo the number of lists, which is a power of two. A list also
-/// holds datasets of later rounds, which are put back; with twice as many lists as datasets there are few.
+/// Datasets that wait for a step, by the step modulo the number of lists, which is a power of two.
+/// A list also holds datasets of later rounds, which are put back; with twice as many lists as
+/// datasets there are few.
 #[derive(Clone, Debug, Default)]
 struct Wheel {
     /// The first dataset of each list.
@@ -226,8 +228,8 @@ impl BlendCursor {
         #[cfg(test)]
         super::cost::add();
         self.admit();
-        // Some draw is always ready, since a sequence without gaps exists; the alternative keeps a mistake in
-        // that reasoning from becoming a crash.
+        // Some draw is always ready, since a sequence without gaps exists; the alternative keeps a
+        // mistake in that reasoning from becoming a crash.
         let Reverse(event) = self.ready.pop().unwrap_or(Reverse(0));
         let id = (event & ((1 << DATASET_BITS) - 1)) as u16;
         let dataset = usize::from(id);
@@ -254,8 +256,8 @@ impl BlendCursor {
         (0..self.counts.len() as u16).for_each(|dataset| self.enqueue(dataset));
     }
 
-    /// Queues the next draw of a dataset, if it has one left in this period: for its first step, or among the
-    /// ready ones if that has come.
+    /// Queues the next draw of a dataset, if it has one left in this period: for its first step, or
+    /// among the ready ones if that has come.
     fn enqueue(&mut self, id: u16) {
         let (dataset, next) = (usize::from(id), self.counts[usize::from(id)]);
         if next < self.blend.weights[dataset] {

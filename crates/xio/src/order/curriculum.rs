@@ -1,9 +1,10 @@
-//! A blend whose weights depend on the global sample: a sequence of phases, each with a [`Blend`] of its own.
+//! A blend whose weights depend on the global sample: a sequence of phases, each with a [`Blend`]
+//! of its own.
 //!
-//! Phase `i` begins at a global sample and lasts until the next one begins. In it, sample `n` is step
-//! `n - start` of its blend, so every prefix of a phase keeps the ratio of that phase. Datasets go on where
-//! the phase before left them: the draws of the earlier phases are counted once, when the curriculum is made,
-//! and a seek costs a walk in one phase.
+//! Phase `i` begins at a global sample and lasts until the next one begins. In it, sample `n` is
+//! step `n - start` of its blend, so every prefix of a phase keeps the ratio of that phase.
+//! Datasets go on where the phase before left them: the draws of the earlier phases are counted
+//! once, when the curriculum is made, and a seek costs a walk in one phase.
 
 use alloc::vec::Vec;
 
@@ -37,11 +38,13 @@ impl From<Blend> for Curriculum {
 }
 
 impl Curriculum {
-    /// Phases by their first sample, the first of which is 0. Walks each blend but the last once at most.
+    /// Phases by their first sample, the first of which is 0. Walks each blend but the last once at
+    /// most.
     ///
     /// # Errors
-    /// When a phase does not begin after the one before it or blends another number of datasets, when there
-    /// are too many, and when the weights of all phases add up to more than [`MAX_TOTAL_WEIGHT`].
+    /// When a phase does not begin after the one before it or blends another number of datasets,
+    /// when there are too many, and when the weights of all phases add up to more than
+    /// [`MAX_TOTAL_WEIGHT`].
     pub fn new(phases: impl IntoIterator<Item = (u64, Blend)>) -> Result<Curriculum, OrderError> {
         let mut phases = phases.into_iter();
         let first = match phases.next() {

@@ -1,9 +1,11 @@
-//! Packing: documents laid into samples of one length, without joining two where a sample does not say so.
+//! Packing: documents laid into samples of one length, without joining two where a sample does not
+//! say so.
 //!
-//! A document is cut into *chunks* of at most a window. Consecutive chunks make up a *block*, so that a block is one
-//! run of the file; inside it chunks are laid into samples, the longest first, and what is left of a sample is
-//! padding. Every block but the last has the same number of samples, so the shuffle of blocks and samples is that of
-//! any other dataset. A block takes as many chunks as fit its samples:
+//! A document is cut into *chunks* of at most a window. Consecutive chunks make up a *block*, so
+//! that a block is one run of the file; inside it chunks are laid into samples, the longest first,
+//! and what is left of a sample is padding. Every block but the last has the same number of
+//! samples, so the shuffle of blocks and samples is that of any other dataset. A block takes as
+//! many chunks as fit its samples:
 //!
 //! ```text
 //! documents  |--a--|-b-|---------c---------|--d--|-e-| …
@@ -11,8 +13,8 @@
 //! samples    | c0       | a   | d  |p| c1   | b |pp|          best fit, longest first; p is padding
 //! ```
 //!
-//! The table is where each block begins: 12 bytes for each. The samples of a block are laid out again when it is
-//! needed.
+//! The table is where each block begins: 12 bytes for each. The samples of a block are laid out
+//! again when it is needed.
 
 use alloc::collections::{BTreeSet, BinaryHeap};
 use alloc::sync::Arc;
@@ -73,7 +75,8 @@ pub enum PackingError {
         /// Tokens of the file.
         tokens: u64,
     },
-    /// Documents lie so far apart in the file, or are so short, that a block of it does not fill its samples.
+    /// Documents lie so far apart in the file, or are so short, that a block of it does not fill
+    /// its samples.
     #[error(
         "the documents from token {token} on are too few or too short to fill {samples} samples of {window} tokens from \
          one block of the file"
@@ -91,7 +94,8 @@ pub enum PackingError {
 /// The samples of a block.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Packed {
-    /// Tokens of the file, counted from the first of the block: sample by sample, in the order of the file.
+    /// Tokens of the file, counted from the first of the block: sample by sample, in the order of
+    /// the file.
     pieces: Vec<Range<u32>>,
     /// By sample, the piece after its last.
     ends: Vec<u32>,
@@ -137,11 +141,13 @@ pub struct Packing {
 }
 
 impl Packing {
-    /// Packs documents into samples of `window` tokens, `samples_per_block` in a block; of a token `token_bytes` are
-    /// read at most. Takes time in proportion to the documents and the samples of a block.
+    /// Packs documents into samples of `window` tokens, `samples_per_block` in a block; of a token
+    /// `token_bytes` are read at most. Takes time in proportion to the documents and the samples of
+    /// a block.
     ///
     /// # Errors
-    /// When there is nothing to pack, and when a block of [`BLOCK_BYTES`] does not fill its samples.
+    /// When there is nothing to pack, and when a block of [`BLOCK_BYTES`] does not fill its
+    /// samples.
     pub fn new(
         documents: Documents,
         fit: Fit,
@@ -204,7 +210,8 @@ impl Packing {
         self.longest_block
     }
 
-    /// The tokens of the file in a block, from its first chunk to its last; none past the last block.
+    /// The tokens of the file in a block, from its first chunk to its last; none past the last
+    /// block.
     pub fn block(&self, block: u64) -> Range<u64> {
         let Some((first, chunks)) = self.chunks_of(block) else { return 0..0 };
         let end = chunks.last().map_or(0, |last| last.start + last.tokens);
@@ -227,7 +234,8 @@ impl Packing {
         Some((first, chunks))
     }
 
-    /// The first token of the first chunk from `at` on, and the chunks that a block from there on can hold at most.
+    /// The first token of the first chunk from `at` on, and the chunks that a block from there on
+    /// can hold at most.
     fn chunks_from(&self, at: Start) -> Option<(u64, Vec<Chunk>)> {
         let room = match self.fit {
             Fit::Single => u64::MAX,
@@ -295,7 +303,8 @@ impl Packing {
         Ok(Laid { packed, chunks: taken, next })
     }
 
-    /// Chunks by sample. If they need more than `most` samples, how many of the first chunks may need no more.
+    /// Chunks by sample. If they need more than `most` samples, how many of the first chunks may
+    /// need no more.
     fn bins(&self, chunks: &[Chunk], most: usize) -> Result<Vec<Vec<usize>>, usize> {
         let mut by_length: Vec<usize> = (0..chunks.len()).collect();
         if self.fit != Fit::Single {
@@ -326,7 +335,8 @@ impl Packing {
 enum Rooms {
     /// Room and number of each.
     Best(BTreeSet<(u32, usize)>),
-    /// A tree over all samples that there may be: the most room below each node, from the root at 1 on.
+    /// A tree over all samples that there may be: the most room below each node, from the root at 1
+    /// on.
     First(Vec<u32>),
     Single,
 }
@@ -340,7 +350,8 @@ impl Rooms {
         }
     }
 
-    /// The sample for so many tokens, at least one, and its room. What is left of that is [`put`](Rooms::put) back.
+    /// The sample for so many tokens, at least one, and its room. What is left of that is
+    /// [`put`](Rooms::put) back.
     fn take(&mut self, tokens: u32) -> Option<(usize, u32)> {
         match self {
             Rooms::Best(rooms) => {
@@ -399,8 +410,8 @@ struct Laid {
     next: Start,
 }
 
-/// Makes `samples` bins of fewer: the last chunk of the bin with the most chunks, of several the first, becomes a
-/// bin of its own. None if there are fewer chunks.
+/// Makes `samples` bins of fewer: the last chunk of the bin with the most chunks, of several the
+/// first, becomes a bin of its own. None if there are fewer chunks.
 fn split(bins: &mut Vec<Vec<usize>>, samples: usize) -> Option<()> {
     let mut fullest: BinaryHeap<(usize, Reverse<usize>)> =
         bins.iter().enumerate().map(|(bin, chunks)| (chunks.len(), Reverse(bin))).collect();
@@ -479,7 +490,8 @@ mod tests {
         (lay(&chunks[..taken]), taken)
     }
 
-    /// Two of these documents do not fit one sample, so half of the chunks that a block has room for have to leave.
+    /// Two of these documents do not fit one sample, so half of the chunks that a block has room
+    /// for have to leave.
     #[test]
     fn documents_of_an_unlucky_length_are_packed_in_time() {
         for (tokens, window, fit) in
@@ -536,8 +548,8 @@ mod tests {
             }
         }
 
-        /// Every token of every document is in one sample, no sample is too long, only the last block is short,
-        /// and packing wastes no more than documents alone do.
+        /// Every token of every document is in one sample, no sample is too long, only the last
+        /// block is short, and packing wastes no more than documents alone do.
         #[test]
         fn nothing_is_lost(
             spans in prop::collection::vec((0..40u32, 0..60u32), 1..300),

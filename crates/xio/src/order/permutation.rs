@@ -3,21 +3,22 @@
 //! A generalised Feistel network (Black and Rogaway 2002): `x` is written as `left * b + right`
 //! with `left < a`, `right < b`, where `a` and `b` are about the square root of `n`. Rounds add a
 //! keyed function of one half to the other, modulo `a` or `b`, which can be undone whatever the
-//! function is. The domain `a * b` exceeds `n` by less than `a`; a point that maps into the excess is
-//! mapped again (cycle walking), which keeps the map a bijection on `0..n` and costs at worst 1.5
-//! evaluations on average.
+//! function is. The domain `a * b` exceeds `n` by less than `a`; a point that maps into the excess
+//! is mapped again (cycle walking), which keeps the map a bijection on `0..n` and costs at worst
+//! 1.5 evaluations on average.
 //!
-//! Addition modulo the half sizes, rather than exclusive-or, produces both even and odd permutations,
-//! so that for tiny `n` every one of the `n!` orders occurs, about equally often.
+//! Addition modulo the half sizes, rather than exclusive-or, produces both even and odd
+//! permutations, so that for tiny `n` every one of the `n!` orders occurs, about equally often.
 
 use super::mix::{key, mix, scale};
 
-/// Rounds of a pass, an even number. With four, a permutation looks random to an observer of few of its
-/// points; this is twice that.
+/// Rounds of a pass, an even number. With four, a permutation looks random to an observer of few of
+/// its points; this is twice that.
 const ROUNDS: usize = 8;
 
-/// Up to this `n` three passes are made: a round function with very few points has very few values, and
-/// one pass makes some of the `n!` orders visibly more likely than others (`n` = 5 and 6 measured).
+/// Up to this `n` three passes are made: a round function with very few points has very few values,
+/// and one pass makes some of the `n!` orders visibly more likely than others (`n` = 5 and 6
+/// measured).
 const TINY: u64 = 64;
 
 /// Separates the keys of the passes.
@@ -64,8 +65,8 @@ impl Permutation {
         self.walk(y, Permutation::backward)
     }
 
-    /// Follows the cycle of `x` in the domain until it is back below `n`, which it reaches because it
-    /// started there.
+    /// Follows the cycle of `x` in the domain until it is back below `n`, which it reaches because
+    /// it started there.
     fn walk(&self, x: u64, step: impl Fn(&Permutation, u64, &[u64; ROUNDS]) -> u64) -> u64 {
         let (Some(keys), true) = (&self.keys, x < self.n) else {
             return x;

@@ -1,8 +1,9 @@
 //! Shuffling one dataset block by block.
 //!
-//! Storage delivers its bandwidth to large reads, so the unit of reading is a *block* of consecutive
-//! samples. In each epoch the blocks are permuted, consecutive ones of that order form a *group*, and
-//! the samples of a group are permuted among each other. A group must be in memory at once.
+//! Storage delivers its bandwidth to large reads, so the unit of reading is a *block* of
+//! consecutive samples. In each epoch the blocks are permuted, consecutive ones of that order form
+//! a *group*, and the samples of a group are permuted among each other. A group must be in memory
+//! at once.
 //!
 //! ```text
 //! epoch   |----------------- N samples ------------------|
@@ -10,9 +11,9 @@
 //! groups  |     0     |     1     |     2     |   3   |     `blocks` slots each; samples mixed inside
 //! ```
 //!
-//! The short block has a keyed slot; all other slots are full, so offsets are products. Everything is
-//! evaluated at a point: the state is the key. Groups never cross epochs: each epoch holds every sample
-//! exactly once.
+//! The short block has a keyed slot; all other slots are full, so offsets are products. Everything
+//! is evaluated at a point: the state is the key. Groups never cross epochs: each epoch holds every
+//! sample exactly once.
 
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -35,7 +36,8 @@ const MIN_GROUP_BLOCKS: u32 = 2;
 /// More datasets than this share [`MANY_BLOCK_BYTES`], unless the plan says otherwise.
 pub const FEW_DATASETS: u32 = 128;
 
-/// Bytes of the file in one block of each of many datasets together, unless the plan says otherwise.
+/// Bytes of the file in one block of each of many datasets together, unless the plan says
+/// otherwise.
 const MANY_BLOCK_BYTES: u64 = 48 << 20;
 
 /// Least bytes of a block of one of many datasets.
@@ -55,8 +57,8 @@ pub struct Proportion {
 impl Proportion {
     /// Bytes of the file in a block, unless the plan says otherwise.
     ///
-    /// Every dataset has a block in memory all the time, so many datasets get blocks in proportion to their
-    /// weights, of `MANY_BLOCK_BYTES` together.
+    /// Every dataset has a block in memory all the time, so many datasets get blocks in proportion
+    /// to their weights, of `MANY_BLOCK_BYTES` together.
     pub fn block_bytes(&self) -> u32 {
         if !self.of_many {
             return DEFAULT_BLOCK_BYTES;
@@ -66,16 +68,19 @@ impl Proportion {
         bytes.clamp(MIN_MANY_BLOCK_BYTES, DEFAULT_BLOCK_BYTES.into()) as u32
     }
 
-    /// Blocks of a group, of `block_bytes` each or of one longer sample, unless the plan says otherwise.
+    /// Blocks of a group, of `block_bytes` each or of one longer sample, unless the plan says
+    /// otherwise.
     ///
-    /// Two samples of a batch come from one dataset with probability `(weight / total)^2`, and then from one block
-    /// with about one in the blocks of its group. Groups in proportion to the weights therefore keep the share of
-    /// such pairs at `DEFAULT_BLOCK_BYTES / DEFAULT_GROUP_BYTES`, whatever the blend, in the memory of one dataset.
-    /// A sample longer than a block is one of its own; then fewer make a group.
+    /// Two samples of a batch come from one dataset with probability `(weight / total)^2`, and then
+    /// from one block with about one in the blocks of its group. Groups in proportion to the
+    /// weights therefore keep the share of such pairs at
+    /// `DEFAULT_BLOCK_BYTES / DEFAULT_GROUP_BYTES`, whatever the blend, in the memory of one
+    /// dataset. A sample longer than a block is one of its own; then fewer make a group.
     pub fn group_blocks(&self, block_bytes: u32, sample_bytes: u32) -> u32 {
         let parts = u64::from(sample_bytes.max(block_bytes)) * u64::from(self.total.max(1));
         let blocks = (DEFAULT_GROUP_BYTES * u64::from(self.weight)).div_ceil(parts);
-        // A weight is at most the total, and blocks are smaller only where it is a small part: at most 64.
+        // A weight is at most the total, and blocks are smaller only where it is a small part: at
+        // most 64.
         (blocks as u32).max(if self.of_many { 1 } else { MIN_GROUP_BLOCKS })
     }
 }
@@ -141,7 +146,8 @@ pub struct Place {
 
 impl BlockShuffle {
     /// Shuffles `samples` samples in blocks of `per_block` and groups of `group_blocks`; `seed` and
-    /// `dataset` select the order. A group has no more blocks than an epoch: more would be the same order.
+    /// `dataset` select the order. A group has no more blocks than an epoch: more would be the same
+    /// order.
     pub fn new(
         samples: u64,
         per_block: u32,
@@ -217,8 +223,8 @@ impl BlockShuffle {
         Epoch { shuffle: *self, number, blocks, tail }
     }
 
-    /// How far an epoch's order is from file order, estimated from `probes` runs of [`QUALITY_BATCH`] samples
-    /// spread over it. `per_mib` samples fill 1 MiB of the file.
+    /// How far an epoch's order is from file order, estimated from `probes` runs of
+    /// [`QUALITY_BATCH`] samples spread over it. `per_mib` samples fill 1 MiB of the file.
     pub fn quality(&self, epoch: u64, probes: u64, per_mib: u64) -> Quality {
         let run = QUALITY_BATCH.min(self.samples);
         let starts = self.samples - run;
@@ -267,13 +273,14 @@ pub struct Quality {
     /// Mean distance between a sample's position in the file and in the order of delivery, as a
     /// fraction of the epoch: 0 in file order, 1/3 for a perfect shuffle.
     pub mean_displacement: f64,
-    /// How often two samples delivered in a row are neighbours in the file: 1 in file order, `2 / N`
-    /// for a perfect shuffle, about `2 / samples of a group` here.
+    /// How often two samples delivered in a row are neighbours in the file: 1 in file order,
+    /// `2 / N` for a perfect shuffle, about `2 / samples of a group` here.
     pub adjacency: f64,
-    /// How many of the pairs of samples in a batch of [`QUALITY_BATCH`] come from the same MiB of the file.
+    /// How many of the pairs of samples in a batch of [`QUALITY_BATCH`] come from the same MiB of
+    /// the file.
     pub same_mib: f64,
-    /// Correlation of the file positions of two samples delivered in a row: 1 in file order, 0 for a perfect
-    /// shuffle, about `1 / blocks of a group` here.
+    /// Correlation of the file positions of two samples delivered in a row: 1 in file order, 0 for
+    /// a perfect shuffle, about `1 / blocks of a group` here.
     pub autocorrelation: f64,
 }
 
@@ -427,8 +434,8 @@ impl Group {
         self.slot_at(index).0 - self.slots().start
     }
 
-    /// The same as slot of the epoch and sample of the block in it: sufficient for a caller that has
-    /// the blocks.
+    /// The same as slot of the epoch and sample of the block in it: sufficient for a caller that
+    /// has the blocks.
     pub(crate) fn slot_at(&self, index: u64) -> (u64, u32) {
         let per_block = self.epoch.shuffle.per_block;
         let inside = self.samples.apply(index - self.first_index);

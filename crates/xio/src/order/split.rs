@@ -1,9 +1,10 @@
 //! Parts of a dataset for training, validation and test.
 //!
-//! A dataset is divided into *units*: documents where samples are packed, else runs of consecutive samples. A keyed
-//! permutation of the units is cut in the ratio of the shares, and each part has one piece. So every unit is in exactly
-//! one part, as many as its share says to within one, and which part that is depends on the seed and on the number of
-//! units, and on nothing else: not on the order of the stream, the blend, or what else is drawn from.
+//! A dataset is divided into *units*: documents where samples are packed, else runs of consecutive
+//! samples. A keyed permutation of the units is cut in the ratio of the shares, and each part has
+//! one piece. So every unit is in exactly one part, as many as its share says to within one, and
+//! which part that is depends on the seed and on the number of units, and on nothing else: not on
+//! the order of the stream, the blend, or what else is drawn from.
 
 use core::fmt;
 use core::ops::Range;
@@ -15,7 +16,8 @@ use super::{OrderError, Permutation, SampleLayout};
 /// The purpose of the key: far from the numbers of datasets, which also follow a seed.
 const FOR_SPLIT: u64 = 0x5350_4c49_5400_0000;
 
-/// Samples of a dataset are divided into about so many runs, or twice as many, if they are not larger than a block.
+/// Samples of a dataset are divided into about so many runs, or twice as many, if they are not
+/// larger than a block.
 const UNITS: u64 = 1_024;
 
 /// One part of a dataset.
@@ -57,7 +59,8 @@ impl fmt::Display for SplitPart {
 /// A division of datasets into parts, and the part that is delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Split {
-    /// Shares of training, validation and test; at least one is not 0, and their sum is at most 2^32.
+    /// Shares of training, validation and test; at least one is not 0, and their sum is at most
+    /// 2^32.
     pub shares: [u32; 3],
     /// What is delivered.
     pub part: SplitPart,
@@ -115,8 +118,8 @@ impl PartBlocks {
 }
 
 impl SampleLayout {
-    /// A part of the samples, in blocks of whole units or of an equal share of one. Samples that are no whole unit are for
-    /// training.
+    /// A part of the samples, in blocks of whole units or of an equal share of one. Samples that
+    /// are no whole unit are for training.
     ///
     /// # Errors
     /// When the dataset has too few samples for the part.
@@ -175,7 +178,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(2_500))]
 
-        /// Parts are disjoint and complete, of the size that their shares say, whatever the blocks of the plan.
+        /// Parts are disjoint and complete, of the size that their shares say, whatever the blocks
+        /// of the plan.
         #[test]
         fn every_sample_is_in_one_part(
             seed in any::<u64>(), shares in prop::array::uniform3(0_u32..100), count in 3_u64..9_000,
@@ -229,7 +233,8 @@ mod tests {
         assert_eq!(few.in_part(Split { shares: [1, 1, 0], ..split }).unwrap().samples, 25);
     }
 
-    /// The division is frozen: a change would put validation data of a run that resumes into its training.
+    /// The division is frozen: a change would put validation data of a run that resumes into its
+    /// training.
     #[test]
     fn the_division_keeps_its_values() {
         let split = Split { shares: [3, 1, 0], part: SplitPart::Valid, seed: 7 };

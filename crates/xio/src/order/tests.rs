@@ -92,8 +92,8 @@ fn extreme_weights_keep_the_ratio() {
     }
 }
 
-/// Tijdeman's rule from its definition: among the datasets whose next draw would not break the upper
-/// bound, the one that would break the lower bound soonest; the first of several.
+/// Tijdeman's rule from its definition: among the datasets whose next draw would not break the
+/// upper bound, the one that would break the lower bound soonest; the first of several.
 fn by_definition(weights: &[u32], steps: u64) -> Vec<usize> {
     let total: i128 = weights.iter().map(|w| i128::from(*w)).sum();
     let drawn = weights.iter().filter(|w| **w > 0).count() as i128;
@@ -270,8 +270,9 @@ fn quality_tells_good_from_bad() {
     assert_eq!(single, nothing);
 }
 
-/// Whatever the blend, two samples of a batch share a block at most as often as 256 KiB are of 16 MiB, and the
-/// groups of all datasets take no more memory than two of 16 MiB and two blocks for each dataset.
+/// Whatever the blend, two samples of a batch share a block at most as often as 256 KiB are of 16
+/// MiB, and the groups of all datasets take no more memory than two of 16 MiB and two blocks for
+/// each dataset.
 #[test]
 fn default_groups_share_the_memory_of_one() {
     for seed in 0..300 {
@@ -295,7 +296,8 @@ fn default_groups_share_the_memory_of_one() {
     assert_eq!(blocks(999_999, 1_000_000, 2), 64);
 }
 
-/// The same bound on pairs holds for many datasets, whose blocks and groups take 64 MiB and 4 KiB for each.
+/// The same bound on pairs holds for many datasets, whose blocks and groups take 64 MiB and 4 KiB
+/// for each.
 #[test]
 fn groups_of_many_datasets_share_less_memory() {
     for seed in 0..50 {

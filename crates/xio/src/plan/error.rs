@@ -180,8 +180,8 @@ impl PlanError {
         self.problem.hint()
     }
 
-    /// The message, the affected line of `plan` with the position marked, and the hint. `plan` is the
-    /// text that was parsed.
+    /// The message, the affected line of `plan` with the position marked, and the hint. `plan` is
+    /// the text that was parsed.
     pub fn render(&self, plan: &str) -> String {
         let mut out = self.to_string();
         let (excerpt, marks) = excerpt(plan, &self.span);

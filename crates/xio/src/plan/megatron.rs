@@ -9,8 +9,8 @@ use crate::documents::Documents;
 use crate::order::SplitPart;
 use crate::order::megatron::{MegatronError, MegatronOrder, Settings, Source, split};
 
-/// A decimal number of a plan as a 64-bit float, at least zero and finite. Prints in the fewest digits that parse
-/// back to it.
+/// A decimal number of a plan as a 64-bit float, at least zero and finite. Prints in the fewest
+/// digits that parse back to it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Decimal(f64);
 
@@ -18,8 +18,8 @@ pub struct Decimal(f64);
 impl Eq for Decimal {}
 
 impl Decimal {
-    /// Digits with at most one point among them and perhaps an exponent, or a fraction of two such numbers, which is
-    /// rounded.
+    /// Digits with at most one point among them and perhaps an exponent, or a fraction of two such
+    /// numbers, which is rounded.
     pub(super) fn parse(text: &str) -> Option<Decimal> {
         let value = match text.split_once('/') {
             Some((above, below)) => number(above)? / number(below)?,
@@ -57,8 +57,8 @@ pub struct Megatron {
     pub split: Vec<Decimal>,
     /// What of it is delivered.
     pub part: SplitPart,
-    /// Weights of the datasets of the blend, exactly as megatron-core would be given them; none if datasets are
-    /// blended by their samples, or there is one alone.
+    /// Weights of the datasets of the blend, exactly as megatron-core would be given them; none if
+    /// datasets are blended by their samples, or there is one alone.
     pub weights: Vec<Decimal>,
 }
 
@@ -105,8 +105,8 @@ impl Plan {
         self.megatron.as_ref()
     }
 
-    /// The order of the samples of datasets with these documents, in the order of the blend, if the plan asks for
-    /// the order of Megatron-core. Its tables take at most `max_table_bytes`.
+    /// The order of the samples of datasets with these documents, in the order of the blend, if the
+    /// plan asks for the order of Megatron-core. Its tables take at most `max_table_bytes`.
     ///
     /// # Errors
     /// As [`MegatronOrder::new`].

@@ -459,8 +459,8 @@ impl Draft {
 }
 
 impl Draft {
-    /// Whether there is nothing else that values cannot have: actions over tokens, and samples that share values,
-    /// whose blocks would have different scales in each.
+    /// Whether there is nothing else that values cannot have: actions over tokens, and samples that
+    /// share values, whose blocks would have different scales in each.
     fn check_quantize(&self, overlap: u32) -> Result<(), PlanError> {
         let Some((quantize, span)) = &self.quantize else {
             return Ok(());
@@ -610,7 +610,8 @@ fn narrow(action: &Action) -> Result<Narrow, PlanError> {
     Ok(Narrow { to: dtype, overflow })
 }
 
-/// Whether datasets of different tokenizers may be blended, which is the only thing to say about them.
+/// Whether datasets of different tokenizers may be blended, which is the only thing to say about
+/// them.
 fn tokenizers(action: &Action) -> Result<bool, PlanError> {
     const USAGE: &str = "tokenizers(any) allows a blend of ids of different tokenizers";
     let which = action.only("tokenizers", "any", USAGE)?;
@@ -856,8 +857,8 @@ fn phases(action: &Action) -> Result<Vec<u64>, PlanError> {
     Ok(starts)
 }
 
-/// A dataset of a blend, with its weights as they are written: one, or one for each phase. Only the order of
-/// another loader does without.
+/// A dataset of a blend, with its weights as they are written: one, or one for each phase. Only the
+/// order of another loader does without.
 struct Share {
     name: Piece,
     value: Option<Piece>,

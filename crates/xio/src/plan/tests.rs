@@ -429,7 +429,8 @@ fn datasets_are_found_by_name() {
     assert_eq!(single.bind(&[]), Err(BindError::NoDataset));
 }
 
-/// A change of this value reorders every run that resumes across it: the default groups and the phases.
+/// A change of this value reorders every run that resumes across it: the default groups and the
+/// phases.
 #[test]
 fn the_order_of_a_plan_is_frozen() {
     let plan = plan("window(2048) | shuffle(7) | blend(a=5:1, b=3:1, c=2:6) | phases(9000)");

@@ -1,27 +1,32 @@
-//! Weights of a blend: numbers as people write them, and the whole numbers that an order is made of.
+//! Weights of a blend: numbers as people write them, and the whole numbers that an order is made
+//! of.
 //!
-//! A weight is `3`, `0.5`, `6972290`, `1.5e-3` or `1/3`, all of them exact. The weights of a phase become whole numbers
-//! without a common divisor by the first of these rules that keeps their sum within a limit:
+//! A weight is `3`, `0.5`, `6972290`, `1.5e-3` or `1/3`, all of them exact. The weights of a phase
+//! become whole numbers without a common divisor by the first of these rules that keeps their sum
+//! within a limit:
 //!
 //! 1. exactly, as they are written;
-//! 2. as the fractions that they are but for rounding: `0.16666666666666666` of a sum of one is `1/6`, because floats
-//!    have 53 bits and this is closer than 40;
+//! 2. as the fractions that they are but for rounding: `0.16666666666666666` of a sum of one is
+//!    `1/6`, because floats have 53 bits and this is closer than 40;
 //! 3. in parts of the limit, rounded down and at least one.
 
 use alloc::vec::Vec;
 
 use super::error::WeightProblem;
 
-/// Most digits of a number that do not begin or end it with zeros: those of a 64-bit float, and one more.
+/// Most digits of a number that do not begin or end it with zeros: those of a 64-bit float, and one
+/// more.
 const MAX_DIGITS: usize = 18;
 
 /// Powers of ten that may follow such digits.
 const EXPONENTS: core::ops::RangeInclusive<i64> = -24..=12;
 
-/// Sum of the weights of a phase in parts of their common denominator: a limit times this is still a number.
+/// Sum of the weights of a phase in parts of their common denominator: a limit times this is still
+/// a number.
 const MAX_SUM: u128 = 1 << 107;
 
-/// A float of 53 bits is the closest to a fraction that differs from it by less than this relative share.
+/// A float of 53 bits is the closest to a fraction that differs from it by less than this relative
+/// share.
 const ROUNDING_BITS: u32 = 40;
 
 /// A weight, as it is written.
@@ -129,8 +134,8 @@ impl Phase {
         self.sum
     }
 
-    /// The parts, whose sum is at most `limit`, by the rules of the [module](self). `limit` is at least the number of
-    /// weights and at most 2^20.
+    /// The parts, whose sum is at most `limit`, by the rules of the [module](self). `limit` is at
+    /// least the number of weights and at most 2^20.
     pub(super) fn within(self, limit: u32) -> Vec<u32> {
         let exact = if self.sum <= u128::from(limit) { Some(self.parts.clone()) } else { None };
         let parts = exact.or_else(|| self.fractions(limit)).unwrap_or_else(|| self.rounded(limit));
@@ -138,7 +143,8 @@ impl Phase {
         parts.into_iter().map(|part| part as u32).collect()
     }
 
-    /// Fractions of the sum with small denominators, if that is what the weights are but for rounding.
+    /// Fractions of the sum with small denominators, if that is what the weights are but for
+    /// rounding.
     fn fractions(&self, limit: u32) -> Option<Vec<u128>> {
         let shift = (u128::BITS - self.sum.leading_zeros()).saturating_sub(u64::BITS);
         let limit = u128::from(limit);
@@ -172,8 +178,8 @@ impl Phase {
     }
 }
 
-/// The first convergent of the continued fraction of `n / d` that is as close to it as a rounded float, if its
-/// denominator is at most `limit`. `d` has at most 64 bits, and `n` is not 0.
+/// The first convergent of the continued fraction of `n / d` that is as close to it as a rounded
+/// float, if its denominator is at most `limit`. `d` has at most 64 bits, and `n` is not 0.
 fn simplest(n: u128, d: u128, limit: u128) -> Option<(u128, u128)> {
     let (mut before, mut last) = ((0, 1), (1, 0));
     let (mut a, mut b) = (n, d);
@@ -184,7 +190,8 @@ fn simplest(n: u128, d: u128, limit: u128) -> Option<(u128, u128)> {
         }
         (before, last) = (last, next);
         (a, b) = (b, a % b);
-        // |last - n/d| <= n/d * 2^-40. A share is at most 1, so neither product exceeds 64 + 20 + 40 bits.
+        // |last - n/d| <= n/d * 2^-40. A share is at most 1, so neither product exceeds 64 + 20 +
+        // 40 bits.
         let (above, below) = last;
         if (above * d).abs_diff(n * below) << ROUNDING_BITS <= n * below {
             return Some(last);
@@ -226,7 +233,8 @@ mod tests {
             (&["0.3333333333333333", "0.6666666666666666"], &[1, 2]),
             (&["0.16666666666666666", "0.3333333333333333", "0.5"], &[1, 2, 3]),
             (&["0.14285714285714285", "0.8571428571428571"], &[1, 6]),
-            // Numbers of tokens: two are as close to a fraction as a float is, three are kept in parts of a million.
+            // Numbers of tokens: two are as close to a fraction as a float is, three are kept in
+            // parts of a million.
             (&["6972290", "3291033"], &[282_573, 133_379]),
             (&["6972290", "3291033", "77"], &[679_333, 320_656, 7]),
             (&["1000000000000", "1"], &[999_997, 1]),
@@ -253,7 +261,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is written, the parts keep the ratio to a part of the limit, and floats of fractions are fractions.
+        /// Whatever is written, the parts keep the ratio to a part of the limit, and floats of
+        /// fractions are fractions.
         #[test]
         fn ratios_are_kept(weights in prop::collection::vec(0_u64..1 << 40, 1..40), scale in -6_i32..6) {
             let written = weights.iter().map(|w| std::format!("{w}e{scale}"));

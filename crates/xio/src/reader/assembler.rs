@@ -1,8 +1,8 @@
 //! From blocks to batches: staging buffers, the order of samples, and the slots being filled.
 //!
-//! What a reader does wherever its blocks come from: it says which block to fetch next and where to put
-//! it, runs the reader's stages over a block that has arrived, and copies samples into the ring. How
-//! blocks are fetched does not belong here.
+//! What a reader does wherever its blocks come from: it says which block to fetch next and where to
+//! put it, runs the reader's stages over a block that has arrived, and copies samples into the
+//! ring. How blocks are fetched does not belong here.
 
 use alloc::collections::VecDeque;
 use alloc::vec;
@@ -200,8 +200,8 @@ impl Assembler {
 
     // ---- requests ------------------------------------------------------------------------------
 
-    /// Requests blocks that have a staging buffer: those of the first batch, then lanes in turn. Returns whether
-    /// there may be more to do.
+    /// Requests blocks that have a staging buffer: those of the first batch, then lanes in turn.
+    /// Returns whether there may be more to do.
     pub(super) fn request_blocks(&mut self, supply: &mut impl Supply) -> bool {
         let (mut has_sent, mut looks) = (false, LOOKS_PER_POLL);
         while let Some(BlockRef { lane, position }) = self.first.front().copied() {
@@ -260,7 +260,8 @@ impl Assembler {
         file.data_offset + token * u64::from(file.dtype.bytes())
     }
 
-    /// The error of a file that changed, seen when these bytes were read; none if it cannot be true of them.
+    /// The error of a file that changed, seen when these bytes were read; none if it cannot be true
+    /// of them.
     pub(super) fn change(
         &self,
         dataset: u32,
@@ -359,7 +360,8 @@ impl Assembler {
 
     // ---- batches -------------------------------------------------------------------------------
 
-    /// Copies samples, in order, into the slots being filled; those of other streams are passed over.
+    /// Copies samples, in order, into the slots being filled; those of other streams are passed
+    /// over.
     pub(super) fn copy<M: Staging, S: Sink>(&mut self, memory: &mut M, sink: &mut S) -> bool {
         let (mut copied, mut samples) = (0, 0);
         while copied < COPY_BYTES_PER_POLL
@@ -468,8 +470,9 @@ impl Assembler {
         writer.write_weights(filling.slot, filling.samples, weights, &self.row);
     }
 
-    /// After the last batch of a run, goes on behind those that are left out, or ends the stream. Whether there is
-    /// no batch to fill: also while a request of the run before may still write to its buffer.
+    /// After the last batch of a run, goes on behind those that are left out, or ends the stream.
+    /// Whether there is no batch to fill: also while a request of the run before may still write to
+    /// its buffer.
     fn is_between_runs<S: Sink>(&mut self, sink: &mut S) -> bool {
         let run_is_over = self.run.1.is_some_and(|end| self.next_batch() >= end);
         if self.phase == Phase::Streaming && self.position.sample == 0 && run_is_over {
@@ -478,7 +481,8 @@ impl Assembler {
         self.phase == Phase::Ended
     }
 
-    /// Whether there is another run, and every buffer is free for it. Ends the stream after the last.
+    /// Whether there is another run, and every buffer is free for it. Ends the stream after the
+    /// last.
     fn begin_next_run<S: Sink>(&mut self, sink: &mut S) -> bool {
         let mut all_free = true;
         self.lanes.iter_mut().for_each(|lane| all_free &= lane.finish());
@@ -505,7 +509,8 @@ impl Assembler {
         true
     }
 
-    /// Where the next sample goes: nowhere, if it belongs to another stream. `None` if the host has no slot for it.
+    /// Where the next sample goes: nowhere, if it belongs to another stream. `None` if the host has
+    /// no slot for it.
     fn slot_to_fill<S: Sink>(&mut self, sink: &mut S) -> Option<Option<Filling>> {
         let Some(ring) = self.position.ring else {
             return Some(None);

@@ -1,7 +1,7 @@
 //! One connection of a reader to a storage target: request slots, credits, responses.
 //!
-//! Every credit is a slot with a request capsule, a response capsule and a posted receive. A slot is
-//! busy until its response has arrived *and* its own SEND has completed, because until then the
+//! Every credit is a slot with a request capsule, a response capsule and a posted receive. A slot
+//! is busy until its response has arrived *and* its own SEND has completed, because until then the
 //! transport may still gather the request from it.
 
 use alloc::vec::Vec;

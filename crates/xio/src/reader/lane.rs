@@ -1,8 +1,8 @@
 //! A lane: one dataset of a stream, its staging buffers and the blocks in them.
 //!
-//! Blocks are identified by *position*, their number in fetch order over all epochs. The lane holds a
-//! run of positions, the oldest in front; each has its own staging buffer until its last sample is
-//! consumed.
+//! Blocks are identified by *position*, their number in fetch order over all epochs. The lane holds
+//! a run of positions, the oldest in front; each has its own staging buffer until its last sample
+//! is consumed.
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::sync::Arc;
@@ -42,9 +42,9 @@ pub(super) enum Resident {
 enum Load {
     /// All at once, normally.
     Whole(Resident),
-    /// A sample of the block cannot be delivered: each is requested separately when the order reaches
-    /// it, so that all before the bad one are delivered. Holds the sample reached last, at the start of
-    /// the buffer; of a packed one this piece.
+    /// A sample of the block cannot be delivered: each is requested separately when the order
+    /// reaches it, so that all before the bad one are delivered. Holds the sample reached last, at
+    /// the start of the buffer; of a packed one this piece.
     Single { sample: u32, piece: u32, first_token: u64, tokens: u32, state: Resident },
 }
 
@@ -295,8 +295,8 @@ impl Lane {
         self.blocks.get_mut(usize::try_from(index).ok()?)
     }
 
-    /// The next block to request: one to be requested again, else the next in fetch order if a buffer
-    /// is free. `looks` bounds how many blocks are examined.
+    /// The next block to request: one to be requested again, else the next in fetch order if a
+    /// buffer is free. `looks` bounds how many blocks are examined.
     pub(super) fn next_request(&mut self, schedule: &Schedule, looks: &mut u32) -> Option<Want> {
         if self.wanted == 0 {
             self.admit(schedule, looks)?;
@@ -329,8 +329,8 @@ impl Lane {
         Some(Want { position, addr: self.addr_in(buffer, first_token), first_token, tokens })
     }
 
-    /// Assigns a buffer to the next block in fetch order. Blocks without samples for this stream are
-    /// skipped.
+    /// Assigns a buffer to the next block in fetch order. Blocks without samples for this stream
+    /// are skipped.
     fn admit(&mut self, schedule: &Schedule, looks: &mut u32) -> Option<()> {
         loop {
             let position = self.front + self.blocks.len() as u64;
@@ -373,8 +373,8 @@ impl Lane {
         }
     }
 
-    /// What was requested has arrived; `tokens` are its bytes after the reader's stages. The pieces of a packed
-    /// sample arrive one by one.
+    /// What was requested has arrived; `tokens` are its bytes after the reader's stages. The pieces
+    /// of a packed sample arrive one by one.
     pub(super) fn arrived(&mut self, position: u64, tokens: &[u8]) {
         let is_packed = matches!(self.cut, Cut::Packed(_));
         let Some(block) = self.block(position) else {
@@ -387,8 +387,8 @@ impl Lane {
         }
     }
 
-    /// The request failed. If one token of a block is at fault, the other samples can still be fetched; listed
-    /// samples are blocks of their own.
+    /// The request failed. If one token of a block is at fault, the other samples can still be
+    /// fetched; listed samples are blocks of their own.
     pub(super) fn fail(&mut self, position: u64, error: StreamError) {
         let is_listed = matches!(self.cut, Cut::Listed);
         let Some(block) = self.block(position) else {
@@ -433,8 +433,8 @@ impl Lane {
         Some(first_token..first_token + u64::from(tokens))
     }
 
-    /// State of a sample that the order has reached; `passed` if another stream delivers it. All its blocks have to
-    /// be ready.
+    /// State of a sample that the order has reached; `passed` if another stream delivers it. All
+    /// its blocks have to be ready.
     pub(super) fn state(&mut self, pick: Pick, passed: bool) -> Resident {
         for position in pick.position..pick.position + u64::from(pick.blocks) {
             let state = match passed {
@@ -467,8 +467,8 @@ impl Lane {
         }
     }
 
-    /// Requests a sample of a block alone: all of it, or a piece of a packed one. Returns its state: ready if it has
-    /// no such piece.
+    /// Requests a sample of a block alone: all of it, or a piece of a packed one. Returns its
+    /// state: ready if it has no such piece.
     fn request_single(&mut self, position: u64, sample: u32, piece: u32) -> Resident {
         let (packing, window) = (self.packing().cloned(), self.window);
         let Some(block) = self.block(position) else {
@@ -500,8 +500,8 @@ impl Lane {
         }
     }
 
-    /// State of a block with a sample that the order has reached and that another stream delivers: when it is
-    /// ready its buffer may be freed, because nothing will be written to it.
+    /// State of a block with a sample that the order has reached and that another stream delivers:
+    /// when it is ready its buffer may be freed, because nothing will be written to it.
     fn resident_to_pass(&mut self, position: u64) -> Resident {
         match self.block(position).map(|block| block.load) {
             None => Resident::Wanted,
@@ -528,8 +528,8 @@ impl Lane {
         }
     }
 
-    /// Gathers what a sample consists of into `row`: where documents end in it, and its tokens unless they lie in
-    /// one piece, at the address that is returned. They have `width` bytes.
+    /// Gathers what a sample consists of into `row`: where documents end in it, and its tokens
+    /// unless they lie in one piece, at the address that is returned. They have `width` bytes.
     pub(super) fn gather<M: Staging>(
         &mut self,
         memory: &M,
@@ -608,14 +608,15 @@ impl Lane {
         }
     }
 
-    /// Frees every buffer that no request will write to: nothing more is delivered, for now. Whether all are
-    /// free.
+    /// Frees every buffer that no request will write to: nothing more is delivered, for now.
+    /// Whether all are free.
     pub(super) fn finish(&mut self) -> bool {
         self.retire_before(u64::MAX);
         self.blocks.is_empty()
     }
 
-    /// Goes on with another part of the dataset, after [`finish`](Lane::finish) has freed all buffers.
+    /// Goes on with another part of the dataset, after [`finish`](Lane::finish) has freed all
+    /// buffers.
     pub(super) fn restart(&mut self, coverage: Coverage) {
         self.front = coverage.first();
         if let Some(listed) = &mut self.listed {
@@ -624,9 +625,10 @@ impl Lane {
         self.coverage = coverage;
     }
 
-    /// Frees the blocks before `end`, none of which is needed any more. In the groups that the stream
-    /// begins and ends in, blocks whose samples were not counted seem to have some left. A block with
-    /// an outstanding request keeps its buffer, because the target will still write to it.
+    /// Frees the blocks before `end`, none of which is needed any more. In the groups that the
+    /// stream begins and ends in, blocks whose samples were not counted seem to have some left. A
+    /// block with an outstanding request keeps its buffer, because the target will still write to
+    /// it.
     fn retire_before(&mut self, end: u64) {
         for position in self.front..end.min(self.front + self.blocks.len() as u64) {
             let Some(block) = self.block(position).filter(|block| block.samples_left > 0) else {

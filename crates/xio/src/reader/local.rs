@@ -1,11 +1,12 @@
 //! A reader whose blocks come from files of this machine.
 //!
-//! The same order, stages and batches as over the wire (C4), without a network: the disk reads a block
-//! straight into its staging buffer. No checksum is added, because nothing lies between disk and buffer.
+//! The same order, stages and batches as over the wire (C4), without a network: the disk reads a
+//! block straight into its staging buffer. No checksum is added, because nothing lies between disk
+//! and buffer.
 //!
-//! Of a file with a manifest whole pages are read and compared with it ([`crate::sums`]); blocks of the
-//! manifest that have to be read whole go into [`PROOF_BUFFERS`] of their own. Of any other file the disk is
-//! asked after each read whether it has changed since it was opened.
+//! Of a file with a manifest whole pages are read and compared with it ([`crate::sums`]); blocks of
+//! the manifest that have to be read whole go into [`PROOF_BUFFERS`] of their own. Of any other
+//! file the disk is asked after each read whether it has changed since it was opened.
 
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
@@ -162,8 +163,8 @@ impl LocalReader {
         setup.memory_bytes() + proofs
     }
 
-    /// A reader with up to `depth` blocks asked for, whose memory ([`LocalReader::memory_bytes`]) starts at
-    /// `memory_addr`. The disk takes [`PROOF_BUFFERS`] reads more.
+    /// A reader with up to `depth` blocks asked for, whose memory ([`LocalReader::memory_bytes`])
+    /// starts at `memory_addr`. The disk takes [`PROOF_BUFFERS`] reads more.
     pub fn new(
         setup: ReaderSetup,
         files: Vec<LocalFile>,
@@ -267,8 +268,8 @@ impl LocalReader {
         self.reads.free.push(tag);
     }
 
-    /// Checks that every byte of a block was read, and that the file is what it was. False: a block of the
-    /// manifest has to be proven again.
+    /// Checks that every byte of a block was read, and that the file is what it was. False: a block
+    /// of the manifest has to be proven again.
     fn check<K: Disk, M: Staging>(
         &mut self,
         disk: &K,
@@ -301,7 +302,8 @@ impl LocalReader {
         checked.map_err(|error| self.differs(disk, pending, error))
     }
 
-    /// Compares a block that was read whole with its manifest. If it differs, the blocks that wait for it fail.
+    /// Compares a block that was read whole with its manifest. If it differs, the blocks that wait
+    /// for it fail.
     fn settle_proof<K: Disk, M: Staging>(
         &mut self,
         disk: &K,

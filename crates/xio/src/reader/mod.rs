@@ -1,8 +1,9 @@
 //! The reader: the work of a DPU (or, without offload, of the host) for one stream.
 //!
-//! It walks the global order of samples, prefetches their blocks from storage targets, runs its stages
-//! over them and writes finished batches into the host's ring. The order alone decides which bytes are
-//! delivered: not the sequence of responses, lost connections or the place of a conversion (C4).
+//! It walks the global order of samples, prefetches their blocks from storage targets, runs its
+//! stages over them and writes finished batches into the host's ring. The order alone decides which
+//! bytes are delivered: not the sequence of responses, lost connections or the place of a
+//! conversion (C4).
 //!
 //! ```text
 //! order ── next sample ──> lane (dataset) ── block resident? ── copy ────> slot of the ring
@@ -10,27 +11,28 @@
 //!             └─ ahead ────────>└─ ReadRequest ──> target ── WRITE + response └─ publish
 //! ```
 //!
-//! Its memory is the staging buffers of the lanes, allocated at the start (C6). A slow host leaves no
-//! free slot, so nothing is copied, no buffer is freed and nothing more is requested. A stream with an
-//! end requests nothing beyond it: unless a connection is lost, every needed block is read exactly
-//! once.
+//! Its memory is the staging buffers of the lanes, allocated at the start (C6). A slow host leaves
+//! no free slot, so nothing is copied, no buffer is freed and nothing more is requested. A stream
+//! with an end requests nothing beyond it: unless a connection is lost, every needed block is read
+//! exactly once.
 //!
-//! A token that does not fit, that is missing because the file was truncated, or that a user action fails at, is an error when the
-//! order reaches its sample: every batch before that one is delivered first. To that end a block with
-//! such a token is requested again sample by sample.
+//! A token that does not fit, that is missing because the file was truncated, or that a user action
+//! fails at, is an error when the order reaches its sample: every batch before that one is
+//! delivered first. To that end a block with such a token is requested again sample by sample.
 //!
-//! [`Reader`] gets its blocks from storage targets, [`LocalReader`] from files of this machine. All that
-//! they have in common is the assembler's: which block comes next, and how blocks become batches.
+//! [`Reader`] gets its blocks from storage targets, [`LocalReader`] from files of this machine. All
+//! that they have in common is the assembler's: which block comes next, and how blocks become
+//! batches.
 //!
-//! A stream may [leave out](LeaveOut) batches. It is then a sequence of runs, each prepared beforehand like a
-//! stream of its own; between two runs every buffer is free for a moment.
+//! A stream may [leave out](LeaveOut) batches. It is then a sequence of runs, each prepared
+//! beforehand like a stream of its own; between two runs every buffer is free for a moment.
 //!
 //! Streams share a thread. Work that grows with the plan is done beforehand, on any thread, in
-//! [`ReaderSetup::new`]; [`Reader::poll`] does a bounded amount: `BLOCK_BYTES_PER_POLL` and one more block
-//! through their stages, `COPY_BYTES_PER_POLL` and `COPY_SAMPLES_PER_POLL` copied.
+//! [`ReaderSetup::new`]; [`Reader::poll`] does a bounded amount: `BLOCK_BYTES_PER_POLL` and one
+//! more block through their stages, `COPY_BYTES_PER_POLL` and `COPY_SAMPLES_PER_POLL` copied.
 //!
-//! Order of calls: [`ReaderSetup::new`], [`Reader::new`], [`Reader::connect`] for every connection, then
-//! [`Reader::poll`] as long as it returns `true`. A [`LocalReader`] has nothing to connect.
+//! Order of calls: [`ReaderSetup::new`], [`Reader::new`], [`Reader::connect`] for every connection,
+//! then [`Reader::poll`] as long as it returns `true`. A [`LocalReader`] has nothing to connect.
 
 mod assembler;
 mod connection;
@@ -71,18 +73,19 @@ const WEIGHT_BYTES: u32 = Dtype::F32.bytes();
 /// Batches with loss weights begin at multiples of this, so that any type of tokens is aligned.
 const BATCH_ALIGN: u64 = 8;
 
-/// Blocks that one poll takes through their stages: as many as have these bytes, and no more than this.
+/// Blocks that one poll takes through their stages: as many as have these bytes, and no more than
+/// this.
 const BLOCK_BYTES_PER_POLL: u64 = BLOCK_BYTES as u64 / 2;
 const BLOCKS_PER_POLL: u32 = 8;
 
 /// Times a block may arrive with a wrong CRC-32C; the last one ends the stream.
 const CRC_RETRIES: u32 = 3;
 
-/// The destination of finished batches: the rings shared with the host, one for each rank of the stream's
-/// [`Share`].
+/// The destination of finished batches: the rings shared with the host, one for each rank of the
+/// stream's [`Share`].
 pub trait Sink {
-    /// A slot of a ring to fill, or `None` while the host holds them all. No two slots that are being filled
-    /// have one number, whatever their rings.
+    /// A slot of a ring to fill, or `None` while the host holds them all. No two slots that are
+    /// being filled have one number, whatever their rings.
     fn acquire(&mut self, ring: u32) -> Option<u32>;
 
     /// Copies into the slot.
@@ -101,7 +104,8 @@ pub trait Sink {
 /// The contents of a published slot: whole batches, one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotMeta {
-    /// Number of the first batch, counted over the batches of this ring, from the number of the stream's first.
+    /// Number of the first batch, counted over the batches of this ring, from the number of the
+    /// stream's first.
     pub first_batch: u64,
     /// Batches in the slot.
     pub batches: u32,
@@ -122,16 +126,18 @@ pub struct ReaderSource {
     pub cut: Cut,
     /// The stages for its blocks, at the target and here.
     pub stages: BlockStages,
-    /// Whether whole pages of the file are read into the staging buffers, as for files with a manifest.
+    /// Whether whole pages of the file are read into the staging buffers, as for files with a
+    /// manifest.
     pub whole_pages: bool,
-    /// The source of tokens that this one has the loss weights of, if it is one of weights. Such sources follow those of
-    /// tokens; each is divided and cut as its tokens are.
+    /// The source of tokens that this one has the loss weights of, if it is one of weights. Such
+    /// sources follow those of tokens; each is divided and cut as its tokens are.
     pub weighs: Option<u32>,
 }
 
 impl ReaderSource {
-    /// The source of the loss weights of its tokens, whose first lies `data_offset` bytes into a file of their own. It is
-    /// served by the same connection as the tokens, under the same number until it gets another.
+    /// The source of the loss weights of its tokens, whose first lies `data_offset` bytes into a
+    /// file of their own. It is served by the same connection as the tokens, under the same number
+    /// until it gets another.
     #[must_use]
     pub fn loss_weights(&self, data_offset: u64, stages: BlockStages) -> ReaderSource {
         let tokens = self.layout.file.tokens;
@@ -174,8 +180,9 @@ pub struct Delivery {
     pub first_batch: u64,
     /// Batches to deliver to each rank before the stream ends; without it the stream is endless.
     pub batches: Option<u64>,
-    /// Samples by which all batches begin later than at a multiple of [`batch_samples`](Self::batch_samples):
-    /// not 0 where a stream goes on from one with batches of another size.
+    /// Samples by which all batches begin later than at a multiple of
+    /// [`batch_samples`](Self::batch_samples): not 0 where a stream goes on from one with batches
+    /// of another size.
     pub shift: u32,
     /// Which batches are delivered, and to whom.
     pub share: Share,
@@ -411,8 +418,8 @@ impl Prepared {
     }
 }
 
-/// A stream, prepared up to its first sample. Costs at most two walks of the blend for each of its runs, and
-/// for each dataset a step per block of a shuffle group.
+/// A stream, prepared up to its first sample. Costs at most two walks of the blend for each of its
+/// runs, and for each dataset a step per block of a shuffle group.
 #[derive(Debug)]
 pub struct ReaderSetup {
     schedule: Schedule,
@@ -439,8 +446,8 @@ impl ReaderSetup {
         ReaderSetup::leaving_out(order, sources, delivery, &LeaveOut::default())
     }
 
-    /// Prepares a stream that starts at `delivery.first_batch`, or at the first batch after it that is not left
-    /// out, and ends where it would otherwise.
+    /// Prepares a stream that starts at `delivery.first_batch`, or at the first batch after it that
+    /// is not left out, and ends where it would otherwise.
     pub fn leaving_out(
         order: impl Into<StreamOrder>,
         sources: Vec<ReaderSource>,
@@ -505,8 +512,8 @@ struct BlockRef {
 /// Most samples of the first batch whose blocks are requested before all others.
 const FIRST_SAMPLES: u32 = 2048;
 
-/// The blocks of the first batch after `state`, in the order in which it needs them; none of a listed order, which
-/// has them in that order.
+/// The blocks of the first batch after `state`, in the order in which it needs them; none of a
+/// listed order, which has them in that order.
 fn first_blocks(
     order: &StreamOrder,
     state: &StreamState,
@@ -530,8 +537,8 @@ fn first_blocks(
 const READ_AHEAD: u32 = 64;
 const READ_AHEAD_OF_LANE: (u32, u32) = (4, 8);
 
-/// Staging buffers of one of `lanes` lanes: for the group being consumed and the next, or enough to keep a disk
-/// busy. Many lanes keep it busy with half a group each.
+/// Staging buffers of one of `lanes` lanes: for the group being consumed and the next, or enough to
+/// keep a disk busy. Many lanes keep it busy with half a group each.
 pub fn buffers_per_lane(group_blocks: u32, lanes: u32) -> u32 {
     if lanes > READ_AHEAD {
         return group_blocks + group_blocks.div_ceil(2);

@@ -1,8 +1,8 @@
 //! A reader whose blocks come from storage targets, over queue pairs.
 //!
-//! A lost connection is not an error of the stream: it is reported through [`Reader::lost_connection`],
-//! blocks that have arrived are kept, and the missing ones are requested once [`Reader::connect`]
-//! supplies a new queue pair.
+//! A lost connection is not an error of the stream: it is reported through
+//! [`Reader::lost_connection`], blocks that have arrived are kept, and the missing ones are
+//! requested once [`Reader::connect`] supplies a new queue pair.
 
 use alloc::vec::Vec;
 
@@ -115,8 +115,8 @@ impl Reader {
         self.assembler.has_ended()
     }
 
-    /// Assigns a queue pair to connection `index`: the first one, or a replacement for a lost one. The
-    /// caller has destroyed the lost one, so that none of its packets reaches our memory.
+    /// Assigns a queue pair to connection `index`: the first one, or a replacement for a lost one.
+    /// The caller has destroyed the lost one, so that none of its packets reaches our memory.
     pub fn connect<D: Device>(
         &mut self,
         now: Time,
@@ -139,7 +139,8 @@ impl Reader {
         }
     }
 
-    /// A connection whose queue pair failed since the last call; the caller destroys that queue pair.
+    /// A connection whose queue pair failed since the last call; the caller destroys that queue
+    /// pair.
     pub fn lost_connection(&mut self) -> Option<(u32, Qpn, WcStatus)> {
         let index = self.connections.iter().position(Connection::is_lost)?;
         let (qpn, why) = self.connections[index].take_lost()?;
@@ -155,8 +156,8 @@ impl Reader {
         }
     }
 
-    /// Abandons a connection that could not be restored: the stream ends with an error, unless it has
-    /// ended before.
+    /// Abandons a connection that could not be restored: the stream ends with an error, unless it
+    /// has ended before.
     pub fn abandon<S: Sink>(&mut self, sink: &mut S, connection: u32) {
         self.assembler.end_with(sink, &StreamError::Lost { connection });
     }

@@ -1,7 +1,8 @@
 //! The rows of a sample: tokens, or inputs and labels, and where its documents are.
 //!
-//! A batch holds the first row of all its samples, then the second of all, and so on. Rows are written in the
-//! delivered type, piece by piece through a small buffer. Which sample comes next is not known here.
+//! A batch holds the first row of all its samples, then the second of all, and so on. Rows are
+//! written in the delivered type, piece by piece through a small buffer. Which sample comes next is
+//! not known here.
 
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -43,7 +44,8 @@ impl Row {
         self.others.clear();
     }
 
-    /// Notes what is no target of a piece of a file that begins with token `start` and lies at token `at` of the sample.
+    /// Notes what is no target of a piece of a file that begins with token `start` and lies at
+    /// token `at` of the sample.
     pub(super) fn note_others(
         &mut self,
         others: impl Iterator<Item = Range<u64>>,
@@ -84,8 +86,8 @@ pub(super) struct Writer<'a, S> {
 }
 
 impl<S: Sink> Writer<'_, S> {
-    /// Writes the sample with this number in a slot. Its documents end at the ends of the row; what is behind the last
-    /// is padding.
+    /// Writes the sample with this number in a slot. Its documents end at the ends of the row; what
+    /// is behind the last is padding.
     pub(super) fn write_sample(&mut self, slot: u32, number: u64, sample: &[u8], row: &Row) {
         let Delivery { rows, sample_dtype, .. } = *self.delivery;
         let ends = &row.ends[..];
@@ -108,8 +110,9 @@ impl<S: Sink> Writer<'_, S> {
         }
     }
 
-    /// Writes the loss weights of the sample with this number: of its tokens, or of its labels. `weights` are those of its
-    /// tokens, none where they have none. What is no label to learn, and padding, weighs nothing.
+    /// Writes the loss weights of the sample with this number: of its tokens, or of its labels.
+    /// `weights` are those of its tokens, none where they have none. What is no label to learn, and
+    /// padding, weighs nothing.
     pub(super) fn write_weights(
         &mut self,
         slot: u32,
@@ -209,8 +212,8 @@ impl<S: Sink> Writer<'_, S> {
         }
     }
 
-    /// Overwrites the labels that belong to another document than their input, and those of padding. Label `i` is
-    /// token `i + 1`.
+    /// Overwrites the labels that belong to another document than their input, and those of
+    /// padding. Label `i` is token `i + 1`.
     fn ignore_labels(&mut self, slot: u32, row: u32, ends: &[u32], ignore: i64) {
         let labels = self.delivery.row_tokens();
         let used = ends.last().copied().unwrap_or(0);
@@ -246,8 +249,8 @@ impl<S: Sink> Writer<'_, S> {
         }
     }
 
-    /// Writes a number for each token of a row: for the first of each part, counted from 1, and the steps from token
-    /// to token, what `of` says; 0 for padding.
+    /// Writes a number for each token of a row: for the first of each part, counted from 1, and the
+    /// steps from token to token, what `of` says; 0 for padding.
     fn write_numbers(&mut self, slot: u32, row: u32, ends: &[u32], of: impl Fn(u32) -> (u32, u32)) {
         let (tokens, dtype) = (self.delivery.row_tokens(), self.delivery.dtype);
         let mut piece = Piece { bytes: [0; PIECE_BYTES], len: 0, slot, offset: row, dtype };

@@ -1,7 +1,8 @@
 //! Batches that a stream leaves out, and the runs of batches that remain.
 //!
-//! Batches keep the numbers that the plan gives them, so a range that is left out changes neither the bytes nor
-//! the position of any other batch: a stream goes from the batch before a range to the batch after it.
+//! Batches keep the numbers that the plan gives them, so a range that is left out changes neither
+//! the bytes nor the position of any other batch: a stream goes from the batch before a range to
+//! the batch after it.
 
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -30,7 +31,8 @@ pub enum LeaveOutError {
     },
 }
 
-/// Ranges of batches to leave out, by the plan's numbers: in rising order, neither overlapping nor touching.
+/// Ranges of batches to leave out, by the plan's numbers: in rising order, neither overlapping nor
+/// touching.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LeaveOut(Vec<Range<u64>>);
 

@@ -1,7 +1,8 @@
-//! The block fetch schedule of a stream: the order of its samples, and the blocks they are taken from.
+//! The block fetch schedule of a stream: the order of its samples, and the blocks they are taken
+//! from.
 //!
-//! A block's *position* is its number in fetch order over all epochs of its dataset. Groups do not cross
-//! epochs, so a position is arithmetic: `epoch * blocks + group * group_blocks + slot`.
+//! A block's *position* is its number in fetch order over all epochs of its dataset. Groups do not
+//! cross epochs, so a position is arithmetic: `epoch * blocks + group * group_blocks + slot`.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -34,8 +35,8 @@ pub(super) struct BlockRange {
     pub(super) samples: u32,
 }
 
-/// Most samples of a cut group that are counted, for each of its blocks. With more than this on either
-/// side of the cut, the chance that a block has no sample to deliver is e^-64.
+/// Most samples of a cut group that are counted, for each of its blocks. With more than this on
+/// either side of the cut, the chance that a block has no sample to deliver is e^-64.
 const COUNTED_PER_BLOCK: u64 = 64;
 
 /// A group that a stream delivers in part: its first, or its last.
@@ -43,8 +44,8 @@ const COUNTED_PER_BLOCK: u64 = 64;
 struct CutGroup {
     /// Position of its first block.
     first: u64,
-    /// Samples to deliver of each of its blocks; all samples of the block, where counting would take
-    /// too long.
+    /// Samples to deliver of each of its blocks; all samples of the block, where counting would
+    /// take too long.
     needed: Vec<u32>,
 }
 
@@ -126,8 +127,8 @@ impl Coverage {
         }
     }
 
-    /// The listed samples of a dataset from the `start`-th on, up to but not including the `end`-th. Their pieces
-    /// have positions from 0 on.
+    /// The listed samples of a dataset from the `start`-th on, up to but not including the
+    /// `end`-th. Their pieces have positions from 0 on.
     pub(super) fn listed(samples: Range<u64>) -> Coverage {
         let head = CutGroup { first: 0, needed: Vec::new() };
         Coverage { head, tail: None, end: None, listed: samples }

@@ -1,6 +1,7 @@
 //! Which batches of the global order one stream delivers, and to which of its rings.
 //!
-//! A step of a job with R data-parallel ranks consumes R consecutive batches of the order, one for each rank:
+//! A step of a job with R data-parallel ranks consumes R consecutive batches of the order, one for
+//! each rank:
 //!
 //! ```text
 //! batch       0 1 2 3 | 4 5 6 7 | 8 9 …          R = 4
@@ -8,9 +9,9 @@
 //! step           0    |    1    | 2
 //! ```
 //!
-//! A stream serves the ranks of one machine, `count` of them from `first` on. Every other batch is walked over:
-//! which samples come next does not depend on the share. The union of all shares is the order, and the batches
-//! of a step are consecutive samples whatever R is.
+//! A stream serves the ranks of one machine, `count` of them from `first` on. Every other batch is
+//! walked over: which samples come next does not depend on the share. The union of all shares is
+//! the order, and the batches of a step are consecutive samples whatever R is.
 
 /// The ranks that a stream serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,5 +1,5 @@
-//! The cost of starting a stream anywhere, in steps of the order and never in time; and the coverage of a dataset
-//! against a walk over its samples.
+//! The cost of starting a stream anywhere, in steps of the order and never in time; and the
+//! coverage of a dataset against a walk over its samples.
 
 mod buffers;
 

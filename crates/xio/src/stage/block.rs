@@ -1,5 +1,5 @@
-//! The stages of a dataset's blocks: the list that a session agrees on, and which stages run on which
-//! side of the wire.
+//! The stages of a dataset's blocks: the list that a session agrees on, and which stages run on
+//! which side of the wire.
 
 use alloc::vec::Vec;
 
@@ -14,8 +14,8 @@ use crate::kernel::{Codec, Compression, Quant, can_narrow};
 /// Most stages that a target runs over a block.
 pub const MAX_TARGET_STAGES: usize = 8;
 
-/// The stages of a target for every block of a dataset: a chain from the file to the wire. It begins with
-/// the read.
+/// The stages of a target for every block of a dataset: a chain from the file to the wire. It
+/// begins with the read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TargetStages {
     over_blocks: Vec<Stage<BlockOp>>,
@@ -25,12 +25,12 @@ pub struct TargetStages {
 }
 
 impl TargetStages {
-    /// Checks a list from another process, in which each stage has its claimed input type, for a file
-    /// of `stored` tokens.
+    /// Checks a list from another process, in which each stage has its claimed input type, for a
+    /// file of `stored` tokens.
     ///
     /// # Errors
-    /// When the list is empty or too long, does not start from such a file, does not form a chain, or
-    /// does not end in blocks with a checksum.
+    /// When the list is empty or too long, does not start from such a file, does not form a chain,
+    /// or does not end in blocks with a checksum.
     pub fn new(stored: Dtype, claimed: Vec<(TargetOp, Type)>) -> Result<TargetStages, StageError> {
         match claimed.len() {
             0 => return Err(StageError::Empty),
@@ -165,7 +165,8 @@ impl BlockPlan {
         self.wasm.then_some(BlockOp::Wasm)
     }
 
-    /// The conversion of `stored` tokens; none if there is nothing to convert, or if they become larger.
+    /// The conversion of `stored` tokens; none if there is nothing to convert, or if they become
+    /// larger.
     fn narrow(&self, stored: Dtype) -> Option<BlockOp> {
         let (to, instead) = (self.deliver, self.instead);
         let narrows = stored != to && !self.widens(stored) && self.quantize.is_none();
@@ -203,10 +204,10 @@ pub struct BlockStages {
 }
 
 impl BlockStages {
-    /// The stages from a file of `stored` tokens to the blocks of a plan, each where it moves the fewest
-    /// bytes. Without offload the host narrows; the files of `remap` and `wasm` lie at the target, and the form on
-    /// the wire belongs to the transfer, as the checksum does. Values are quantized at the target in any case: that
-    /// is for the wire, too.
+    /// The stages from a file of `stored` tokens to the blocks of a plan, each where it moves the
+    /// fewest bytes. Without offload the host narrows; the files of `remap` and `wasm` lie at the
+    /// target, and the form on the wire belongs to the transfer, as the checksum does. Values are
+    /// quantized at the target in any case: that is for the wire, too.
     ///
     /// # Errors
     /// When there is no such conversion.
@@ -240,8 +241,8 @@ impl BlockStages {
         Ok(BlockStages { target, reader, output })
     }
 
-    /// The stages for a file of this machine: without target and wire, those that change tokens or check
-    /// them.
+    /// The stages for a file of this machine: without target and wire, those that change tokens or
+    /// check them.
     ///
     /// # Errors
     /// When there is no such conversion.
@@ -287,7 +288,8 @@ impl BlockStages {
         }
     }
 
-    /// Tokens of [`output`](Self::output) type that so many tokens of the file become, whole samples of them.
+    /// Tokens of [`output`](Self::output) type that so many tokens of the file become, whole
+    /// samples of them.
     pub fn output_tokens(&self, tokens: u32) -> u32 {
         let row = self.over_blocks().find_map(|stage| match stage.op {
             BlockOp::Quantize { row, .. } if self.output.dtype == Dtype::U8 => Some(row),

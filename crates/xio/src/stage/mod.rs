@@ -1,9 +1,9 @@
 //! Stages: the compiled form of a plan.
 //!
-//! [`Plan::compile`](crate::plan::Plan::compile) turns a plan into a [`Pipeline`]: stages with an input
-//! type, an output type and a [`Place`] to run. The target runs its stages, the reader runs the others,
-//! and the table printed by `dquant demo` is derived from the same list, so it cannot differ from what
-//! runs.
+//! [`Plan::compile`](crate::plan::Plan::compile) turns a plan into a [`Pipeline`]: stages with an
+//! input type, an output type and a [`Place`] to run. The target runs its stages, the reader runs
+//! the others, and the table printed by `dquant demo` is derived from the same list, so it cannot
+//! differ from what runs.
 //!
 //! ```text
 //! per dataset   File ─read→ Block ─remap→ ─wasm→ Block ─narrow→ Block ─checksum→ SummedBlock ─pack→ ─compress→ ══ wire
@@ -12,17 +12,19 @@
 //! together                      all datasets     ├─blend→ Sample ─widen→ Sample ─pairs→ Pair ─batch→ Batch
 //! ```
 //!
-//! `narrow` is in one of the two places, or in neither if the file already holds its type. `pack` and
-//! `compress` come after the checksum, which thus covers the tokens and not their form on the wire. `widen`
-//! and `pairs` make samples larger, so they come last, where samples are copied. In place of `remap`, `narrow` and
-//! `pack`, blocks of floating point may go through `quantize`; `dequantize` then comes after `verify`.
+//! `narrow` is in one of the two places, or in neither if the file already holds its type. `pack`
+//! and `compress` come after the checksum, which thus covers the tokens and not their form on the
+//! wire. `widen` and `pairs` make samples larger, so they come last, where samples are copied. In
+//! place of `remap`, `narrow` and `pack`, blocks of floating point may go through `quantize`;
+//! `dequantize` then comes after `verify`.
 //!
-//! Invariants: the input of a stage is the output of the one before it; only a [`Shape::SummedBlock`]
-//! crosses the wire, in any [`Form`]; every dataset arrives at `blend` with the same type. A list of stages
-//! from another process is checked ([`TargetStages::new`]) before it is used (C7).
+//! Invariants: the input of a stage is the output of the one before it; only a
+//! [`Shape::SummedBlock`] crosses the wire, in any [`Form`]; every dataset arrives at `blend` with
+//! the same type. A list of stages from another process is checked ([`TargetStages::new`]) before
+//! it is used (C7).
 //!
-//! Nothing here depends on how stages are sent, on how samples are ordered ([`order`](crate::order)), or
-//! on how a kernel converts a token ([`kernel`](crate::kernel)).
+//! Nothing here depends on how stages are sent, on how samples are ordered
+//! ([`order`](crate::order)), or on how a kernel converts a token ([`kernel`](crate::kernel)).
 
 mod block;
 mod pipeline;
@@ -76,10 +78,10 @@ impl Place {
         }
     }
 
-    /// Where a stage over blocks moves the fewest bytes across the wire, for `bytes_in` and `bytes_out`
-    /// per token: a stage that adds bytes runs after the wire, any other before it. If both cost the
-    /// same it runs at the target, because a token that does not fit then ends the request before its
-    /// block is sent.
+    /// Where a stage over blocks moves the fewest bytes across the wire, for `bytes_in` and
+    /// `bytes_out` per token: a stage that adds bytes runs after the wire, any other before it. If
+    /// both cost the same it runs at the target, because a token that does not fit then ends the
+    /// request before its block is sent.
     pub const fn of_block_stage(bytes_in: u32, bytes_out: u32, offload: bool) -> Place {
         match offload && bytes_out <= bytes_in {
             true => Place::Target,
@@ -99,7 +101,8 @@ impl fmt::Display for Place {
 pub enum Shape {
     /// A file on the target's disk.
     File,
-    /// A run of consecutive tokens of a file, at most [`BLOCK_BYTES`](crate::order::BLOCK_BYTES) of it.
+    /// A run of consecutive tokens of a file, at most [`BLOCK_BYTES`](crate::order::BLOCK_BYTES) of
+    /// it.
     Block,
     /// A block with the CRC-32C of its tokens, in a form that may be smaller.
     SummedBlock(Form),
@@ -108,7 +111,8 @@ pub enum Shape {
         /// Its tokens.
         tokens: u32,
     },
-    /// Rows of one length made of a sample: inputs, labels one token later, positions, numbers of documents.
+    /// Rows of one length made of a sample: inputs, labels one token later, positions, numbers of
+    /// documents.
     Rows {
         /// How many.
         rows: u32,
@@ -124,7 +128,8 @@ pub enum Shape {
         /// Tokens of each.
         tokens: u32,
     },
-    /// A batch of rows: the first row of all samples, then the second of all samples, and so on; then their loss weights.
+    /// A batch of rows: the first row of all samples, then the second of all samples, and so on;
+    /// then their loss weights.
     RowsBatch {
         /// Number of samples.
         samples: u32,
@@ -137,8 +142,8 @@ pub enum Shape {
     },
 }
 
-/// The forms of blocks between checksum and verification. Each block says which of them it has, because
-/// one that a stage would not make smaller stays as it is.
+/// The forms of blocks between checksum and verification. Each block says which of them it has,
+/// because one that a stage would not make smaller stays as it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Form {
     /// Tokens may be packed.
@@ -159,7 +164,8 @@ pub enum Packing {
     Bits(u8),
     /// Into 16 bits if all tokens of the block fit them, else into as many as they need.
     Escape,
-    /// Into 16 bits if all tokens of the block fit them, else not at all: for blocks that are compressed.
+    /// Into 16 bits if all tokens of the block fit them, else not at all: for blocks that are
+    /// compressed.
     EscapeWhole,
 }
 
@@ -310,7 +316,8 @@ trait Operation {
 /// An operation over the bytes of a block ([`run()`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockOp {
-    /// Replaces every token by the entry of a table at its place (C5: one without an entry is refused).
+    /// Replaces every token by the entry of a table at its place (C5: one without an entry is
+    /// refused).
     Remap {
         /// Entries of the table.
         ids: u32,
@@ -473,7 +480,8 @@ impl Operation for BlockOp {
 }
 
 impl BlockOp {
-    /// The form that an operation between checksum and verification gives; none if it is not defined.
+    /// The form that an operation between checksum and verification gives; none if it is not
+    /// defined.
     fn output_form(self, dtype: Dtype, form: Form) -> Option<Form> {
         let packs = |packing| match packing {
             Packing::Bits(bits) => can_pack(dtype, bits.into()),

@@ -57,7 +57,8 @@ pub struct Rows {
     pub targets: bool,
     /// The id of tokens behind the last document.
     pub pad: u32,
-    /// After all rows of a batch, the loss weight of each token of a sample, or of each label, as `f32`.
+    /// After all rows of a batch, the loss weight of each token of a sample, or of each label, as
+    /// `f32`.
     pub loss_weights: Option<LossWeights>,
 }
 
@@ -147,7 +148,8 @@ impl Pipeline {
         self.plan.window()
     }
 
-    /// Tokens of a sample as it is cut from blocks: where it is delivered quantized, its codes and its scales.
+    /// Tokens of a sample as it is cut from blocks: where it is delivered quantized, its codes and
+    /// its scales.
     pub fn sample_tokens(&self) -> u32 {
         match self.sample.shape {
             Shape::Sample { tokens } => tokens,
@@ -305,8 +307,8 @@ impl Plan {
         }
     }
 
-    /// The type of the tokens before they are widened, given the types of the files in the order of the
-    /// blend: every token has to fit it (C5).
+    /// The type of the tokens before they are widened, given the types of the files in the order of
+    /// the blend: every token has to fit it (C5).
     ///
     /// # Errors
     /// When the plan does not match these types.
@@ -402,7 +404,8 @@ impl Plan {
         self.join(sources, place, &asked, blocks)
     }
 
-    /// As [`compile_with`](Plan::compile_with), for files of this machine: the host runs every stage.
+    /// As [`compile_with`](Plan::compile_with), for files of this machine: the host runs every
+    /// stage.
     ///
     /// # Errors
     /// As [`compile_with`](Plan::compile_with).

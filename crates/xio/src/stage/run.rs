@@ -1,8 +1,8 @@
 //! The one loop that runs stages over a block, on either side of the wire.
 //!
-//! What arrives from a target is not trusted (C7): each length is checked against the tokens that were
-//! asked for before bytes are looked at, a decoder writes into a buffer of exactly that many tokens, and
-//! what comes out is compared with the checksum of the tokens at the target.
+//! What arrives from a target is not trusted (C7): each length is checked against the tokens that
+//! were asked for before bytes are looked at, a decoder writes into a buffer of exactly that many
+//! tokens, and what comes out is compared with the checksum of the tokens at the target.
 
 use thiserror::Error;
 
@@ -60,8 +60,8 @@ impl Received {
 pub struct Tools<'a> {
     /// The loops.
     pub kernels: &'a Kernels,
-    /// Where blocks are compressed, at least [`SCRATCH_BYTES`]; where they are decompressed or dequantized, as
-    /// long as a block; else it may be empty.
+    /// Where blocks are compressed, at least [`SCRATCH_BYTES`]; where they are decompressed or
+    /// dequantized, as long as a block; else it may be empty.
     pub scratch: &'a mut [u8],
     /// The table of `remap`; empty without one.
     pub table: &'a [u32],
@@ -141,8 +141,8 @@ impl From<QuantizeError> for BlockError {
     }
 }
 
-/// Runs stages over the block at the front of `buffer`. After an error the contents of the buffer are
-/// unspecified.
+/// Runs stages over the block at the front of `buffer`. After an error the contents of the buffer
+/// are unspecified.
 ///
 /// # Errors
 /// See [`BlockError`].

@@ -9,8 +9,8 @@ use super::{BlockOp, Branch, Packing, Pipeline, Place, SampleOp, Stage, Type};
 use crate::dataset::Dtype;
 use crate::kernel::quantize::quantized_bytes;
 
-/// One action. Bytes are those of [`Table::samples`] samples of the whole stream, including datasets
-/// that skip the action.
+/// One action. Bytes are those of [`Table::samples`] samples of the whole stream, including
+/// datasets that skip the action.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
     /// The action as printed in a plan.
@@ -25,16 +25,16 @@ pub struct Row {
     pub bytes_out: u64,
 }
 
-/// The stages that are actions of the plan, in the order of the data flow. An action that compiles to
-/// no stage, such as `narrow(u16)` over files of `u16`, has no row.
+/// The stages that are actions of the plan, in the order of the data flow. An action that compiles
+/// to no stage, such as `narrow(u16)` over files of `u16`, has no row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table {
     /// Type of the delivered tokens.
     pub dtype: Dtype,
     /// The actions.
     pub rows: Vec<Row>,
-    /// The number of samples for all byte counts: one period of the blend, in which the ratio is exact; of
-    /// the first phase, where there are several.
+    /// The number of samples for all byte counts: one period of the blend, in which the ratio is
+    /// exact; of the first phase, where there are several.
     pub samples: u64,
     /// Bytes read from disks.
     pub disk_bytes: u64,
@@ -47,7 +47,8 @@ pub struct Table {
 /// Whether it is at the target, and which operations it is.
 type Step = (bool, fn(&BlockOp) -> bool);
 
-/// The operations over blocks that have rows, in the order of the data flow on either side of the wire.
+/// The operations over blocks that have rows, in the order of the data flow on either side of the
+/// wire.
 const STEPS: [Step; 14] = [
     (true, |op| matches!(op, BlockOp::Remap { .. })),
     (true, |op| matches!(op, BlockOp::Wasm)),
@@ -65,8 +66,8 @@ const STEPS: [Step; 14] = [
     (false, |op| matches!(op, BlockOp::Dequantize { .. })),
 ];
 
-/// Bits of a stride of tokens after an operation over blocks. What compression saves depends on the data,
-/// so it counts as nothing; so does what escapes.
+/// Bits of a stride of tokens after an operation over blocks. What compression saves depends on the
+/// data, so it counts as nothing; so does what escapes.
 fn bits_after(stage: &Stage<BlockOp>, bits: u64, stride: u64) -> u64 {
     match stage.op {
         BlockOp::Narrow { to, .. } | BlockOp::Widen { to } | BlockOp::Dequantize { to, .. } => {

@@ -178,7 +178,8 @@ fn plans_that_cannot_be_packed_or_mapped_are_refused() {
     assert_eq!(refused("window(4) | remap(t)", Dtype::U32), CompileError::NoTable);
 }
 
-/// A list as it comes from another process: a file of `u64` tokens is read, narrowed twice and summed.
+/// A list as it comes from another process: a file of `u64` tokens is read, narrowed twice and
+/// summed.
 fn claimed() -> Vec<(TargetOp, Type)> {
     let of = |dtype, shape| Type { dtype, shape };
     vec![
@@ -255,7 +256,8 @@ fn run_over(
     run(stages, buffer, received, &mut tools)
 }
 
-/// A user action that adds the number of a token to it, and refuses blocks that begin with an odd token.
+/// A user action that adds the number of a token to it, and refuses blocks that begin with an odd
+/// token.
 #[derive(Debug)]
 struct Even;
 
@@ -482,7 +484,8 @@ fn loss_weights_cross_the_wire_as_they_are_beside_narrowed_tokens() {
     let text = "window(9, overlap=1) | narrow(u16) | pairs | loss_weights | compress(lz4)";
     let pipeline = plan(text).compile(&[Dtype::U32], true).unwrap();
     let table = pipeline.table();
-    // Eight tokens of a stride: four bytes each and four of a weight; two of them are narrowed away.
+    // Eight tokens of a stride: four bytes each and four of a weight; two of them are narrowed
+    // away.
     assert_eq!((table.disk_bytes, table.wire_bytes, table.delivered_bytes), (64, 48, 2 * 16 + 32));
     let weights = pipeline.loss_weights().unwrap();
     assert_eq!((weights.arriving(), weights.output().dtype), (Dtype::F32, Dtype::F32));

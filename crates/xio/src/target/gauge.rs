@@ -1,19 +1,21 @@
 //! Whether compressing the blocks of a session makes its stream faster.
 //!
-//! A target sends and compresses on one thread, so a block costs the time to compress it and the time to
-//! send what is left. Compression pays if it takes less time than sending the bytes that it saves:
+//! A target sends and compresses on one thread, so a block costs the time to compress it and the
+//! time to send what is left. Compression pays if it takes less time than sending the bytes that it
+//! saves:
 //!
 //! ```text
 //! time to compress  <  bytes saved * time on the link / bytes on the link
 //! ```
 //!
-//! Time on the link passes while bytes of the session are unacknowledged, less the time of the compressor
-//! in between. A reader that asks for nothing stops the clock. On a device that sends by itself the two
-//! overlap, and the rule is careful: it may send a block as it is that could have been compressed in time.
+//! Time on the link passes while bytes of the session are unacknowledged, less the time of the
+//! compressor in between. A reader that asks for nothing stops the clock. On a device that sends by
+//! itself the two overlap, and the rule is careful: it may send a block as it is that could have
+//! been compressed in time.
 //!
-//! Sums over a window of blocks decide for the next one, and are halved then, so that old blocks count
-//! less. Where compression does not pay, one block in [`PROBE_EVERY`] is compressed all the same, to notice
-//! a slower link or other data.
+//! Sums over a window of blocks decide for the next one, and are halved then, so that old blocks
+//! count less. Where compression does not pay, one block in [`PROBE_EVERY`] is compressed all the
+//! same, to notice a slower link or other data.
 
 use roce::Time;
 
@@ -109,8 +111,8 @@ impl Gauge {
 mod tests {
     use super::*;
 
-    /// Sends blocks over a link that takes `link_ns` for a block as it is, with a compressor that takes
-    /// `codec_ns` and halves them. Returns how many of them were compressed.
+    /// Sends blocks over a link that takes `link_ns` for a block as it is, with a compressor that
+    /// takes `codec_ns` and halves them. Returns how many of them were compressed.
     fn compressed(
         gauge: &mut Gauge,
         now: &mut u64,

@@ -1,8 +1,8 @@
 //! The staging buffers of a target, in units: a request for a small block takes a part of a buffer.
 //!
-//! A buffer holds [`UNITS`] units. A request takes 1, 2, 4 or all of them, aligned to their number, and prefers
-//! buffers that are in use already, so that whole buffers stay free for large blocks. Nothing is known here
-//! of sessions or of what a buffer holds.
+//! A buffer holds [`UNITS`] units. A request takes 1, 2, 4 or all of them, aligned to their number,
+//! and prefers buffers that are in use already, so that whole buffers stay free for large blocks.
+//! Nothing is known here of sessions or of what a buffer holds.
 
 use alloc::vec::Vec;
 
@@ -11,7 +11,8 @@ use super::{BLOCK_BYTES, IO_ALIGN};
 /// Units of a buffer.
 pub(super) const UNITS: u32 = 8;
 
-/// Bytes of a unit: its part of a block, and the slack of an aligned read, which begins and ends inside a page.
+/// Bytes of a unit: its part of a block, and the slack of an aligned read, which begins and ends
+/// inside a page.
 pub(super) const UNIT_BYTES: u32 = BLOCK_BYTES / UNITS + IO_ALIGN;
 
 /// No unit of a buffer is in use.
@@ -55,8 +56,8 @@ impl Buffers {
         self.whole
     }
 
-    /// The first of `units` free units: in a buffer that is partly in use, or, if `whole` allows it, in one that
-    /// is not.
+    /// The first of `units` free units: in a buffer that is partly in use, or, if `whole` allows
+    /// it, in one that is not.
     pub(super) fn find(&self, units: u32, whole: bool) -> Option<u32> {
         let fit = |free: u8| {
             let mut places = (0..UNITS).step_by(units as usize);

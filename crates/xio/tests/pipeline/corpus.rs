@@ -283,8 +283,8 @@ impl Corpus {
         (sample.dataset, sample_in_file * u64::from(self.window))
     }
 
-    /// The blocks that a run of batches is taken from: how many, and the bytes of each dataset's tokens
-    /// in them.
+    /// The blocks that a run of batches is taken from: how many, and the bytes of each dataset's
+    /// tokens in them.
     pub(crate) fn blocks(&self, first_batch: u64, batches: u64) -> (u64, u64) {
         let per_batch = u64::from(self.batch_samples);
         let mut blocks = BTreeSet::new();

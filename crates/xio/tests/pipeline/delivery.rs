@@ -147,8 +147,9 @@ fn nothing_is_read_twice_or_for_nothing() {
     }
 }
 
-/// Groups of so many samples that those of a block are not counted where a stream begins or ends inside
-/// one: its staging buffers are freed with the group, and still no block is read twice or for nothing.
+/// Groups of so many samples that those of a block are not counted where a stream begins or ends
+/// inside one: its staging buffers are freed with the group, and still no block is read twice or
+/// for nothing.
 #[test]
 fn streams_begin_and_end_anywhere_in_large_groups() {
     for seed in seeds(0..40) {
@@ -278,8 +279,8 @@ fn a_stream_of_no_batches_ends_at_once() {
     assert_eq!(world.readers[0].ledger.requests, 0);
 }
 
-/// Starting in the middle of any group of any epoch delivers the same as a stream from the start does
-/// there.
+/// Starting in the middle of any group of any epoch delivers the same as a stream from the start
+/// does there.
 #[test]
 fn every_first_batch_gives_the_same_batches() {
     let corpus = Corpus::one_file(&mut Chance::new(1));
@@ -304,8 +305,9 @@ fn a_request_always_finds_a_receive() {
     }
 }
 
-/// Blocks of a manifest are longer than those of a stream, so one of a stream may begin in one and end in the next: it is
-/// sent when both have been compared, and neither is read whole twice, however many requests wait for it.
+/// Blocks of a manifest are longer than those of a stream, so one of a stream may begin in one and
+/// end in the next: it is sent when both have been compared, and neither is read whole twice,
+/// however many requests wait for it.
 #[test]
 fn a_request_across_two_blocks_of_a_manifest_waits_for_both() {
     let corpus = Corpus::large_file(&mut Chance::new(7));

@@ -148,8 +148,8 @@ fn one_turn_runs_one_user_action() {
     }
 }
 
-/// Every work request that the sessions may have posted fails at once: the completion queues hold them
-/// all, each session is reported once, and every staging buffer is freed.
+/// Every work request that the sessions may have posted fails at once: the completion queues hold
+/// them all, each session is reported once, and every staging buffer is freed.
 #[test]
 fn completions_of_all_sessions_fit() {
     let (sessions, credits) = (4, 4);
@@ -207,8 +207,8 @@ fn scarce_staging_buffers_go_to_sessions_in_turn() {
     }
 }
 
-/// Readers that receive no responses keep staging buffers of the target busy; they must not get them
-/// all.
+/// Readers that receive no responses keep staging buffers of the target busy; they must not get
+/// them all.
 #[test]
 fn readers_that_take_no_answer_hold_nobody_up() {
     for seed in seeds(0..20) {
@@ -313,7 +313,8 @@ fn serve_all(world: &mut World, corpus: &Corpus, clients: &mut [Client]) {
     assert!(world.run_until(is_served), "one stands still");
 }
 
-/// One reader takes no answer, so its buffers are never free again; one wants all there are; others come and go.
+/// One reader takes no answer, so its buffers are never free again; one wants all there are; others
+/// come and go.
 #[test]
 fn nobody_stands_still_whoever_comes_and_goes() {
     for seed in seeds(0..24) {

@@ -1,5 +1,5 @@
-//! Data that cannot be delivered, and connections that are not restored: the stream ends with an error
-//! that names the position, after every batch before it.
+//! Data that cannot be delivered, and connections that are not restored: the stream ends with an
+//! error that names the position, after every batch before it.
 
 use roce::Time;
 use xio::disk::Change;
@@ -141,8 +141,9 @@ fn a_file_cut_while_it_is_read_never_gives_other_bytes() {
     }
 }
 
-/// With manifests the same batches arrive, and with files that are overwritten in place no other ones do: with a
-/// manifest the error names the block, and without one the disk tells that the file was written.
+/// With manifests the same batches arrive, and with files that are overwritten in place no other
+/// ones do: with a manifest the error names the block, and without one the disk tells that the file
+/// was written.
 #[test]
 fn a_file_overwritten_in_place_is_never_mixed() {
     let mut ended = [0; 2];
@@ -230,7 +231,8 @@ fn memory_that_flips_is_noticed() {
     };
     assert!(world.run_until(flipped));
     world.run();
-    // Blocks checked before the flip cannot be recovered; those requested again are delivered right.
+    // Blocks checked before the flip cannot be recovered; those requested again are delivered
+    // right.
     assert!(world.readers[0].reader.counters().corrupt_blocks > 0);
 }
 
@@ -316,7 +318,8 @@ fn keys_of_a_stream_are_useless_once_it_is_gone() {
     world.tear_down();
 }
 
-/// What the failure of a session says of the path: data that nothing acknowledged, or something else.
+/// What the failure of a session says of the path: data that nothing acknowledged, or something
+/// else.
 #[test]
 fn only_data_that_nothing_acknowledges_is_evidence_of_the_path() {
     let corpus = Corpus::one_file(&mut Chance::new(3));

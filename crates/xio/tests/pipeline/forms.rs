@@ -1,4 +1,5 @@
-//! Blocks that cross the wire packed or compressed: the same bytes are delivered, whatever form each has.
+//! Blocks that cross the wire packed or compressed: the same bytes are delivered, whatever form
+//! each has.
 
 use sim::chance::Chance;
 use xio::capsule::Outcome;

@@ -1,5 +1,5 @@
-//! A reader that sends arbitrary requests: the target refuses with a reason, counts it, and serves the
-//! others.
+//! A reader that sends arbitrary requests: the target refuses with a reason, counts it, and serves
+//! the others.
 
 use roce::verbs::WcStatus;
 use xio::capsule::{CAPSULE_BYTES, Outcome, ReadRequest, ReadResponse, Refusal};
@@ -235,8 +235,8 @@ fn a_destination_that_is_not_registered_ends_the_session() {
     assert_unharmed(world);
 }
 
-/// Random bytes, valid capsules with random fields, damaged ones, WRITEs: nothing panics, the correct
-/// reader gets its bytes, and every staging buffer is freed.
+/// Random bytes, valid capsules with random fields, damaged ones, WRITEs: nothing panics, the
+/// correct reader gets its bytes, and every staging buffer is freed.
 #[test]
 fn anything_at_all() {
     for seed in seeds(0..60) {

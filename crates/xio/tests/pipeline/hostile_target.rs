@@ -28,8 +28,8 @@ fn world(corpus: &Corpus, policy: impl FnMut(&ReadRequest, &mut Reply) + 'static
     World::with_fake(corpus, &Setup::plain(corpus, BATCHES), fake)
 }
 
-/// Lets `lie` change the response to the fourth request, all others are correct. The reader drops the
-/// connection, makes another, and delivers every byte.
+/// Lets `lie` change the response to the fourth request, all others are correct. The reader drops
+/// the connection, makes another, and delivers every byte.
 fn assert_survives(lie: impl Fn(&ReadRequest, &mut Reply) + 'static) {
     let corpus = corpus();
     let mut count = 0;

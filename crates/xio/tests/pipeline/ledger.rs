@@ -1,5 +1,5 @@
-//! Watches what a reader posts, and checks its bounds: never more requests outstanding than credits,
-//! never two of them into the same memory, never a capsule changed while it may be sent.
+//! Watches what a reader posts, and checks its bounds: never more requests outstanding than
+//! credits, never two of them into the same memory, never a capsule changed while it may be sent.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

@@ -1,5 +1,5 @@
-//! A device that reports completions that cannot be: the session concerned ends with a reason, no memory
-//! outside its slots is touched, and all others are served.
+//! A device that reports completions that cannot be: the session concerned ends with a reason, no
+//! memory outside its slots is touched, and all others are served.
 
 use roce::verbs::{Completion, VerbsError, WcOpcode};
 use sim::chance::Chance;

@@ -1,8 +1,8 @@
 //! Two machines and a cable between them: the network of `sim` for the tests of this crate.
 //!
-//! The cable loses, duplicates and delays packets according to the seed. Nothing is damaged here, so
-//! packets carry no ICRC. Memory is strict: an access outside registered regions panics (C3), and so
-//! does one to bytes lent to the disk.
+//! The cable loses, duplicates and delays packets according to the seed. Nothing is damaged here,
+//! so packets carry no ICRC. Memory is strict: an access outside registered regions panics (C3),
+//! and so does one to bytes lent to the disk.
 
 use std::ops::{Deref, DerefMut};
 

@@ -1,8 +1,8 @@
 //! A storage target and its readers on two machines, with the control plane that joins them.
 //!
-//! It replaces the drivers (engines, sessions over gRPC) in virtual time and in one thread: it creates
-//! queue pairs, connects them, detects lost ones, and creates new ones. Messages of the control plane
-//! take a while, so the two sides learn of a loss at different times.
+//! It replaces the drivers (engines, sessions over gRPC) in virtual time and in one thread: it
+//! creates queue pairs, connects them, detects lost ones, and creates new ones. Messages of the
+//! control plane take a while, so the two sides learn of a loss at different times.
 
 use std::ops::Range;
 use std::sync::Arc;

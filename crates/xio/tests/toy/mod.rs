@@ -1,5 +1,5 @@
-//! A codec for tests: it leaves out bytes that are zero. Under one name it is slow, under the other it
-//! takes no time.
+//! A codec for tests: it leaves out bytes that are zero. Under one name it is slow, under the other
+//! it takes no time.
 
 use xio::kernel::{Codec, Codecs, Compressed, Compression, Kernels};
 

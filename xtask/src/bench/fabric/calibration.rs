@@ -1,7 +1,8 @@
-//! What the machine can do, measured beside the figures: the distance of two cores, copies, wake-ups, load.
+//! What the machine can do, measured beside the figures: the distance of two cores, copies,
+//! wake-ups, load.
 //!
-//! Latency over shared memory follows the distance of the cores, which a hypervisor may change at any time; figures of
-//! two runs compare only where these agree.
+//! Latency over shared memory follows the distance of the cores, which a hypervisor may change at
+//! any time; figures of two runs compare only where these agree.
 
 use std::fmt;
 use std::fs;

@@ -76,7 +76,8 @@ const CHOSEN: Env = &[];
 /// Packets, even where a shorter path exists.
 const PACKETS: Env = &[("DQUANT_PATH", "udp")];
 
-/// The program's memory moves to where its peer can map it; the second setting takes small blocks from no heap.
+/// The program's memory moves to where its peer can map it; the second setting takes small blocks
+/// from no heap.
 const SHARED: Env = &[("DQUANT_MEMORY", "shared"), ("MALLOC_MMAP_THRESHOLD_", "0")];
 
 /// The same with selective repeat.
@@ -163,7 +164,8 @@ fn same_host_bandwidth() -> Topic {
         "ib_write_bw 1 MiB, DQUANT_MEMORY=shared",
         perftest(write, SHARED, Column::GBps),
     );
-    // The peers use one buffer over and over. With many, the figure is that of memory that is in no cache.
+    // The peers use one buffer over and over. With many, the figure is that of memory that is in no
+    // cache.
     let write = "write --size 1MiB --depth 2 --mode bandwidth";
     topic.add("pool-write-1m", "dquant perf write 1 MiB", perf(write, PerfField::GBps));
     let arguments = "-t tag_bw -s 1048576 -n 10000 -w 200";
@@ -320,7 +322,8 @@ fn many_pairs() -> Topic {
 /// Rates of loss in parts per million; the first is the baseline, through the same filter.
 pub(super) const LOSSES_PPM: [u32; 4] = [0, 1_000, 10_000, 30_000];
 
-/// Operations under loss, and their commands. So many messages that the slowest takes seconds, not minutes.
+/// Operations under loss, and their commands. So many messages that the slowest takes seconds, not
+/// minutes.
 pub(super) const LOSSY_OPERATIONS: [(&str, &str); 3] = [
     ("write", "ib_write_bw --report_gbits -s 1048576 -D 3 -f 1"),
     ("send", "ib_send_bw --report_gbits -s 1048576 -D 3 -f 1"),

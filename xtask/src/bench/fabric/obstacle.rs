@@ -1,4 +1,5 @@
-//! What stands in the way of a figure, for the report: a measurement that cannot be made is no failure of the bench.
+//! What stands in the way of a figure, for the report: a measurement that cannot be made is no
+//! failure of the bench.
 
 use std::io;
 

@@ -1,6 +1,7 @@
 //! Programs of other projects, and the Debian packages that have them.
 //!
-//! What is missing is installed where this user may do that; otherwise it is named, and its figures are skipped.
+//! What is missing is installed where this user may do that; otherwise it is named, and its figures
+//! are skipped.
 
 use std::collections::BTreeMap;
 use std::env;

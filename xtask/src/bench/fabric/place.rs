@@ -1,7 +1,8 @@
 //! Where two programs meet: one machine, or two network namespaces on a virtual cable.
 //!
-//! A namespace has no name. A process holds it open and waits for the end of its input, which is a pipe from here: when
-//! this program ends, in whatever way, the namespaces and their cable disappear.
+//! A namespace has no name. A process holds it open and waits for the end of its input, which is a
+//! pipe from here: when this program ends, in whatever way, the namespaces and their cable
+//! disappear.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -27,9 +28,9 @@ pub(super) enum Impairment {
     None,
     /// Of a million packets that arrive at either end, after segmentation.
     LossPpm(u32),
-    /// A token bucket in a router between two cables, from the first side to the second. In front of the sender's own cable it would
-    /// be a queue of the sender's machine, of which its TCP takes a millisecond's worth and no more ("small queues"),
-    /// whoever is beside it.
+    /// A token bucket in a router between two cables, from the first side to the second. In front
+    /// of the sender's own cable it would be a queue of the sender's machine, of which its TCP
+    /// takes a millisecond's worth and no more ("small queues"), whoever is beside it.
     Bottleneck {
         mbit: u32,
         latency_ms: u32,

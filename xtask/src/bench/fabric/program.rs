@@ -1,7 +1,7 @@
 //! Programs of one measurement: started in a place and on a core, ended with it.
 //!
-//! What a program writes goes to a file, so that nobody waits for a full pipe. A program that does not end within its
-//! limit is ended.
+//! What a program writes goes to a file, so that nobody waits for a full pipe. A program that does
+//! not end within its limit is ended.
 
 use std::fs::{self, File};
 use std::io;
@@ -172,7 +172,8 @@ impl Running {
         }
     }
 
-    /// Checks what it has said so far: a figure of a program that lost a wake-up is that of a defect.
+    /// Checks what it has said so far: a figure of a program that lost a wake-up is that of a
+    /// defect.
     ///
     /// # Errors
     /// When it says so.

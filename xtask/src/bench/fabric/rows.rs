@@ -31,8 +31,8 @@ pub(super) enum Asked {
     Reported,
 }
 
-/// TCP over veth is about 20 Gbit/s on processors of one kind and 36 or more on another, where the same factor would
-/// ask for more than the memory carries.
+/// TCP over veth is about 20 Gbit/s on processors of one kind and 36 or more on another, where the
+/// same factor would ask for more than the memory carries.
 const FAST_TCP_GBPS: f64 = 30.0;
 
 impl Asked {
@@ -50,7 +50,8 @@ impl Asked {
         }
     }
 
-    /// Of several peers the best is the one that asks most. `None` stands for a peer without a figure.
+    /// Of several peers the best is the one that asks most. `None` stands for a peer without a
+    /// figure.
     pub(super) fn best(self, peers: impl Iterator<Item = Option<f64>>) -> Option<f64> {
         if self == Asked::AtMostSum {
             return peers.sum();
@@ -129,7 +130,8 @@ pub(super) fn all() -> Vec<Row> {
     rows.extend(many());
     rows.extend(shared_links());
     rows.extend(losses());
-    // Of this machine, before the path between processes of one machine: see docs/fabric-benchmarks.md.
+    // Of this machine, before the path between processes of one machine: see
+    // docs/fabric-benchmarks.md.
     let job =
         row("main job, DPU and target CPU s/10^9 tokens", "main-job", &[], Asked::Ceiling(0.7));
     rows.push(needs(Feature::SameHost, job));

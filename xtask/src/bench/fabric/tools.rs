@@ -1,4 +1,5 @@
-//! The programs that measure: how each is started on both sides, and where its figure is in what it prints.
+//! The programs that measure: how each is started on both sides, and where its figure is in what it
+//! prints.
 //!
 //! Every program gets one core on each side, ours included.
 
@@ -318,7 +319,8 @@ fn last_numbers(text: &str) -> Option<Vec<f64>> {
     text.lines().rev().find_map(numbers)
 }
 
-/// Columns: bytes, iterations, then min, max, typical, … or peak, average (Gbit/s), million messages/s.
+/// Columns: bytes, iterations, then min, max, typical, … or peak, average (Gbit/s), million
+/// messages/s.
 fn perftest_column(text: &str, column: Column) -> Option<f64> {
     let row = last_numbers(text)?;
     match column {
@@ -349,8 +351,8 @@ fn used_xdp(text: &str) -> bool {
     text.contains("\"path\":\"xdp\"") && text.contains("\"fallbacks\":[]")
 }
 
-/// Columns behind "Final:": iterations, median, average and overall microseconds, average and overall MB/s (of 2^20),
-/// average and overall messages/s.
+/// Columns behind "Final:": iterations, median, average and overall microseconds, average and
+/// overall MB/s (of 2^20), average and overall messages/s.
 fn ucx_column(text: &str, column: UcxColumn) -> Option<f64> {
     let line = text.lines().find_map(|line| line.trim().strip_prefix("Final:"))?;
     let row: Vec<f64> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();

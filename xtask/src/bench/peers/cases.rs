@@ -28,7 +28,8 @@ pub(super) struct Case {
     pub(super) key: &'static str,
     pub(super) name: &'static str,
     pub(super) output: Output,
-    /// Files of the corpus that it reads, heated before each run. Streams of Dquant from the same files are equal.
+    /// Files of the corpus that it reads, heated before each run. Streams of Dquant from the same
+    /// files are equal.
     pub(super) reads: &'static [&'static str],
     /// What must be installed.
     pub(super) needs: &'static [&'static str],

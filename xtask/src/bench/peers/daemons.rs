@@ -1,4 +1,5 @@
-//! Two targets, one that reads through the page cache and one past it, and a DPU, on loopback addresses of this process.
+//! Two targets, one that reads through the page cache and one past it, and a DPU, on loopback
+//! addresses of this process.
 
 use std::io::{BufRead, BufReader};
 use std::net::Ipv4Addr;

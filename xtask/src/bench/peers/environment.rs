@@ -1,7 +1,8 @@
 //! The virtual environment of the peers: made once below the target folder, from PyPI.
 //!
-//! A peer that cannot be installed is skipped, and the reason is part of the result. Libraries are installed without
-//! their dependencies, most of which they do not use here; PyTorch is the machine's own, if there is one.
+//! A peer that cannot be installed is skipped, and the reason is part of the result. Libraries are
+//! installed without their dependencies, most of which they do not use here; PyTorch is the
+//! machine's own, if there is one.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,5 +1,5 @@
-//! A NIC for tests: the other end of the socket answers as the kernel and a driver do. It shares nothing with the code that
-//! it tests but the numbers of `linux/dcbnl.h`, written out again.
+//! A NIC for tests: the other end of the socket answers as the kernel and a driver do. It shares
+//! nothing with the code that it tests but the numbers of `linux/dcbnl.h`, written out again.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;

@@ -1,5 +1,5 @@
-//! What the kernel is told and asked about data centre bridging: messages of route netlink, as `linux/dcbnl.h` defines them,
-//! and what comes back.
+//! What the kernel is told and asked about data centre bridging: messages of route netlink, as
+//! `linux/dcbnl.h` defines them, and what comes back.
 
 use nic::netlink::{Request, attribute, attributes};
 use rustix::io::Errno;
@@ -33,7 +33,8 @@ const PERCENT: usize = 3;
 const SELECTION: usize = 3 + 2 * CLASSES;
 const CLASS_OF: usize = 3 + 3 * CLASSES;
 
-/// What a NIC does with its classes, as the kernel has it: what this program decides, and what it leaves alone.
+/// What a NIC does with its classes, as the kernel has it: what this program decides, and what it
+/// leaves alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ets([u8; ETS_BYTES]);
 

@@ -1,13 +1,16 @@
-//! Plans kept by a NIC with data centre bridging (DCB): its traffic classes are the queues of the plan, by IEEE 802.1Qaz
-//! bandwidths (ETS), and its table of priorities by DSCP brings jobs into them. Priority flow control stays as it is.
+//! Plans kept by a NIC with data centre bridging (DCB): its traffic classes are the queues of the
+//! plan, by IEEE 802.1Qaz bandwidths (ETS), and its table of priorities by DSCP brings jobs into
+//! them. Priority flow control stays as it is.
 //!
-//! A [`Dcb`] governs the bandwidths, the classes of priorities, and the priorities of the code points that jobs and congestion
-//! notifications may have. Those of other code points stay. On a change, bandwidths come first, then new priorities, then
-//! those that go; no packet is lost, and a job that changes its class may have a few packets reordered. Agents keep
-//! jobs in their classes as far as they can (`parfait::queues::rebinding::renamed`). What is as it should be is not sent.
+//! A [`Dcb`] governs the bandwidths, the classes of priorities, and the priorities of the code
+//! points that jobs and congestion notifications may have. Those of other code points stay. On a
+//! change, bandwidths come first, then new priorities, then those that go; no packet is lost, and a
+//! job that changes its class may have a few packets reordered. Agents keep jobs in their classes
+//! as far as they can (`parfait::queues::rebinding::renamed`). What is as it should be is not sent.
 //!
-//! The state is the NIC's and outlives this process. When a port is not named any more, it gets back what it had when this
-//! [`Dcb`] first saw it. Counters of traffic classes are not part of DCB: nothing is known of what jobs have sent.
+//! The state is the NIC's and outlives this process. When a port is not named any more, it gets
+//! back what it had when this [`Dcb`] first saw it. Counters of traffic classes are not part of
+//! DCB: nothing is known of what jobs have sent.
 
 #[cfg(test)]
 mod fake;
@@ -96,7 +99,8 @@ impl Dcb {
         Ok(())
     }
 
-    /// Leads an interface to its new state and looks whether it is there: the kernel does not say what a driver lacks.
+    /// Leads an interface to its new state and looks whether it is there: the kernel does not say
+    /// what a driver lacks.
     fn verified(&mut self, change: &Change) -> Result<(), EnforceError> {
         self.change(&change.interface, &change.from, &change.to)?;
         let now = self.state(&change.interface)?;
@@ -111,7 +115,8 @@ impl Dcb {
         Err(EnforceError::Unsupported { interface, what: lacking, cause })
     }
 
-    /// Puts an interface back as it was, as far as its driver lets it: the error that led here is what counts.
+    /// Puts an interface back as it was, as far as its driver lets it: the error that led here is
+    /// what counts.
     fn put_back(&mut self, change: &Change) {
         if let Ok(now) = self.state(&change.interface) {
             let _ = self.change(&change.interface, &now, &change.from);

@@ -1,7 +1,8 @@
-//! Our messages beside those of iproute2's `dcb`, byte by byte, as strace sees them. Numbers of requests are left out.
+//! Our messages beside those of iproute2's `dcb`, byte by byte, as strace sees them. Numbers of
+//! requests are left out.
 //!
-//! `dcb ets set` first reads what there is, and virtual Ethernet has nothing. For that command a preloaded function puts what
-//! a driver would answer into the place of the refusal.
+//! `dcb ets set` first reads what there is, and virtual Ethernet has nothing. For that command a
+//! preloaded function puts what a driver would answer into the place of the refusal.
 //!
 //! Needs root, iproute2, strace and a C compiler; without them the tests report that and pass.
 

@@ -1,5 +1,5 @@
-//! What a NIC is to do with a plan's queues: bandwidth of traffic classes (IEEE 802.1Qaz ETS), and which priority each DSCP
-//! has. Nothing here talks to the kernel.
+//! What a NIC is to do with a plan's queues: bandwidth of traffic classes (IEEE 802.1Qaz ETS), and
+//! which priority each DSCP has. Nothing here talks to the kernel.
 //!
 //! A priority and the traffic class that serves it have one number:
 //!
@@ -9,8 +9,9 @@
 //! | 1 to `n` | the `n` queues of the plan that have jobs | ETS, the queue's weight in percent |
 //! | `n + 1` | congestion notifications (DSCP 48), where a class is left for them | strict |
 //!
-//! Percentages are rounded up, so no queue has less than its weight; where they then leave nothing for other traffic, weights
-//! are scaled to 99 % and rounded. With 7 queues congestion notifications are in class 0; 8 leave no class for other traffic.
+//! Percentages are rounded up, so no queue has less than its weight; where they then leave nothing
+//! for other traffic, weights are scaled to 99 % and rounded. With 7 queues congestion
+//! notifications are in class 0; 8 leave no class for other traffic.
 
 use parfait::queues::{Dscp, Plan};
 use thiserror::Error;
@@ -47,7 +48,8 @@ pub(super) struct Mapping {
 }
 
 impl Mapping {
-    /// Whether this program decides about this code point: those of jobs, and that of congestion notifications.
+    /// Whether this program decides about this code point: those of jobs, and that of congestion
+    /// notifications.
     pub(super) fn is_governed(self) -> bool {
         self.dscp == CNP_DSCP || Dscp::new(self.dscp).is_ok()
     }
@@ -129,7 +131,8 @@ fn percents(weights: &[u32], units: u32) -> Vec<u8> {
     [others].iter().chain(&queues).map(|percent| *percent as u8).collect()
 }
 
-/// `whole` in the ratio of the weights, at least 1 for each, by largest remainders. Weights are fewer than `whole`.
+/// `whole` in the ratio of the weights, at least 1 for each, by largest remainders. Weights are
+/// fewer than `whole`.
 fn apportioned(weights: &[u32], whole: u64) -> Vec<u64> {
     let sum: u64 = weights.iter().map(|weight| u64::from(*weight)).sum();
     let parts = || weights.iter().map(|weight| u64::from(*weight) * whole);
@@ -137,7 +140,8 @@ fn apportioned(weights: &[u32], whole: u64) -> Vec<u64> {
     let mut order: Vec<usize> = (0..weights.len()).collect();
     order.sort_by_key(|at| std::cmp::Reverse(u64::from(weights[*at]) * whole % sum.max(1)));
     let given: u64 = shares.iter().sum();
-    // Fewer than there are queues are left over; and fewer are missing, where small ones were raised to 1.
+    // Fewer than there are queues are left over; and fewer are missing, where small ones were
+    // raised to 1.
     let left = whole.saturating_sub(given) as usize;
     order.iter().take(left).for_each(|at| shares[*at] += 1);
     for _ in 0..given.saturating_sub(whole) {

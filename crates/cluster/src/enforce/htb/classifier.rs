@@ -1,11 +1,14 @@
-//! The classifier: a classic BPF program that turns the DSCP of a RoCEv2 packet into the number of its class.
+//! The classifier: a classic BPF program that turns the DSCP of a RoCEv2 packet into the number of
+//! its class.
 //!
-//! The number is computed ([`JOBS`] and the DSCP), so the program is the same for every plan: a job's
-//! packets are in its class from the moment at which the class exists, and with other traffic where there is none. IPv4
-//! with options, and IPv6; a fragment has no port, so it is other traffic, as is all that is not UDP to port 4791.
+//! The number is computed ([`JOBS`] and the DSCP), so the program is the same for every plan: a
+//! job's packets are in its class from the moment at which the class exists, and with other traffic
+//! where there is none. IPv4 with options, and IPv6; a fragment has no port, so it is other
+//! traffic, as is all that is not UDP to port 4791.
 //!
-//! Classic programs need no capability but `CAP_NET_ADMIN`, and no `bpf` system call. At an interface's queues packets begin
-//! with the Ethernet header; a load from behind the end of a packet ends the program with "no match".
+//! Classic programs need no capability but `CAP_NET_ADMIN`, and no `bpf` system call. At an
+//! interface's queues packets begin with the Ethernet header; a load from behind the end of a
+//! packet ends the program with "no match".
 
 use super::tree::JOBS;
 
@@ -91,7 +94,8 @@ mod tests {
 
     const MAJOR: u16 = 0xabcd;
 
-    /// What the program returns for a packet, as the kernel runs it: a load from behind the end returns 0.
+    /// What the program returns for a packet, as the kernel runs it: a load from behind the end
+    /// returns 0.
     fn run(packet: &[u8], protocol: u32) -> u32 {
         execute(&program(MAJOR), packet, protocol).unwrap_or(0)
     }

@@ -1,5 +1,5 @@
-//! What the kernel is told and asked about queueing disciplines, classes and filters: messages of route netlink, as
-//! `linux/pkt_sched.h` and `linux/pkt_cls.h` define them, and what comes back.
+//! What the kernel is told and asked about queueing disciplines, classes and filters: messages of
+//! route netlink, as `linux/pkt_sched.h` and `linux/pkt_cls.h` define them, and what comes back.
 
 use nic::netlink::{Request, attribute, flag, text_of, u16_at, u32_at, u64_at};
 
@@ -106,7 +106,8 @@ fn queue_id(class: u16) -> u32 {
 pub(super) fn new_root(index: i32, replaces: bool) -> Request {
     let flags = flag::CREATE | if replaces { flag::REPLACE } else { flag::EXCLUSIVE };
     let mut parameters = Vec::new();
-    // Version, divisor of rates for quanta (unused, all have one), default class, and two that are only read.
+    // Version, divisor of rates for quanta (unused, all have one), default class, and two that are
+    // only read.
     [HTB_VERSION, 10, tree::OTHERS.into(), 0, 0]
         .iter()
         .for_each(|number: &u32| parameters.extend(number.to_ne_bytes()));

@@ -1,16 +1,19 @@
-//! Plans kept by Linux' hierarchical token bucket (HTB): for software RoCE over UDP port 4791, at the interface of a sender
-//! or at the ports of a switch that runs Linux.
+//! Plans kept by Linux' hierarchical token bucket (HTB): for software RoCE over UDP port 4791, at
+//! the interface of a sender or at the ports of a switch that runs Linux.
 //!
-//! The state is the kernel's: queues stay in force when this process ends, however it ends, and the next one recognises them
-//! by the number of the root and takes them over. Ports are changed in place, in the order that [`tree`] proves; nothing is
-//! sent to the kernel for what is as it should be. Of all ports that a call of [`apply`](Enforcer::apply) names, either
-//! all follow the new plans, or all are put back as they were.
+//! The state is the kernel's: queues stay in force when this process ends, however it ends, and the
+//! next one recognises them by the number of the root and takes them over. Ports are changed in
+//! place, in the order that [`tree`] proves; nothing is sent to the kernel for what is as it should
+//! be. Of all ports that a call of [`apply`](Enforcer::apply) names, either all follow the new
+//! plans, or all are put back as they were.
 //!
-//! Packets are lost in two places only: those that wait at an interface when the first plan replaces its queueing
-//! discipline, or when the last one goes; and those that still wait for a job that is gone after [`DRAIN`].
+//! Packets are lost in two places only: those that wait at an interface when the first plan
+//! replaces its queueing discipline, or when the last one goes; and those that still wait for a job
+//! that is gone after [`DRAIN`].
 //!
-//! Bytes are counted as the kernel counts them: whole Ethernet frames without preamble, checksum and gap. There is one
-//! [`Htb`] for each network namespace: it removes our queues from interfaces that are not named to it any more.
+//! Bytes are counted as the kernel counts them: whole Ethernet frames without preamble, checksum
+//! and gap. There is one [`Htb`] for each network namespace: it removes our queues from interfaces
+//! that are not named to it any more.
 
 mod classifier;
 mod messages;
@@ -65,7 +68,8 @@ struct Port {
     accounts: BTreeMap<JobId, Account>,
 }
 
-/// What a job has sent: what its class has counted since it is the job's, and what others have before.
+/// What a job has sent: what its class has counted since it is the job's, and what others have
+/// before.
 #[derive(Clone, Copy, Debug)]
 struct Account {
     class: u16,
@@ -240,7 +244,8 @@ impl Htb {
         }
     }
 
-    /// Puts a port back as it was, as far as the kernel lets it: the error that led here is what counts.
+    /// Puts a port back as it was, as far as the kernel lets it: the error that led here is what
+    /// counts.
     fn put_back(&mut self, change: &Change) {
         let index = change.link.index;
         if !change.before.tree.has_root {

@@ -1,4 +1,5 @@
-//! The classes of a port: what a plan asks for, and the steps from one tree to another. Nothing here talks to the kernel.
+//! The classes of a port: what a plan asks for, and the steps from one tree to another. Nothing
+//! here talks to the kernel.
 //!
 //! ```text
 //! root daa0:           hierarchical token bucket, default class 2
@@ -8,22 +9,25 @@
 //!     └ daa0:100+DSCP  a job: its guarantee as rate, at most the port's rate or its pace as ceiling
 //! ```
 //!
-//! HTB has a class for each job, so the few queues of a [`Plan`] are not needed here: a job's rate is its guarantee alone,
-//! whichever queue it is in. What the plan decides for the sake of few queues, the pace, is kept as a ceiling, because on
-//! a sender's machine this class is what paces it.
+//! HTB has a class for each job, so the few queues of a [`Plan`] are not needed here: a job's rate
+//! is its guarantee alone, whichever queue it is in. What the plan decides for the sake of few
+//! queues, the pace, is kept as a ceiling, because on a sender's machine this class is what paces
+//! it.
 //!
-//! A job's burst is the bucket of its class, and its latency class the priority: who waits for every message is served first
-//! within guarantees, and gets what others leave first.
+//! A job's burst is the bucket of its class, and its latency class the priority: who waits for
+//! every message is served first within guarantees, and gets what others leave first.
 //!
-//! - H1: the rates of the leaves never add up to more than the port's rate, in no step either. A class within its rate is
-//!   served although the port is above its own, so otherwise nobody's rate would hold.
+//! - H1: the rates of the leaves never add up to more than the port's rate, in no step either. A
+//!   class within its rate is served although the port is above its own, so otherwise nobody's rate
+//!   would hold.
 //! - H2: a job of both trees has at least the lower one of its two rates in every step.
 //! - H3: a class is removed only after its packets have left, or the time for that is over.
-//! - H4: buckets of jobs hold at most [`MOST_BURST_US`] of the port together, or what they hold at least if that is more. So
-//!   nobody's guarantee is delayed by more than that, whatever the others save up.
+//! - H4: buckets of jobs hold at most [`MOST_BURST_US`] of the port together, or what they hold at
+//!   least if that is more. So nobody's guarantee is delayed by more than that, whatever the others
+//!   save up.
 //!
-//! Hence the order of [`steps`]: a port that gets faster first, then what gets slower, then what gets faster or is new, then
-//! the removal of what has gone, then a port that gets slower.
+//! Hence the order of [`steps`]: a port that gets faster first, then what gets slower, then what
+//! gets faster or is new, then the removal of what has gone, then a port that gets slower.
 
 use std::collections::BTreeMap;
 
@@ -53,12 +57,13 @@ const NOTIFICATIONS_PART: u64 = 20;
 /// Turns of those who share what is left are at most so many packets of the largest size.
 const MOST_PACKETS: u32 = 16;
 
-/// A class that was not served for this long may catch up. Less loses throughput where the processor is late, more
-/// lets bursts through.
+/// A class that was not served for this long may catch up. Less loses throughput where the
+/// processor is late, more lets bursts through.
 const BURST_US: u64 = 4_000;
 
-/// A port may catch up with this much of its rate. What leaves faster than the physical link waits behind it, in a queue
-/// without priorities. Jobs need no more: a class within its rate is served whatever the port's bucket holds.
+/// A port may catch up with this much of its rate. What leaves faster than the physical link waits
+/// behind it, in a queue without priorities. Jobs need no more: a class within its rate is served
+/// whatever the port's bucket holds.
 const PORT_BURST_US: u64 = 1_000;
 
 /// The buckets of all jobs together hold this much of the port.
@@ -133,8 +138,9 @@ fn burst_ticks(rate: u64, bytes: u64) -> u32 {
     u32::try_from(ns.div_ceil(TICK_NS)).unwrap_or(u32::MAX)
 }
 
-/// The bytes of each job's bucket: its burst, or what every class holds if that is more. Where they are too much together
-/// (H4), what is beyond the least is scaled down. Jobs are their rates and bursts.
+/// The bytes of each job's bucket: its burst, or what every class holds if that is more. Where they
+/// are too much together (H4), what is beyond the least is scaled down. Jobs are their rates and
+/// bursts.
 fn burst_bytes(port: u64, jobs: &[(u64, u64)]) -> Vec<u64> {
     let most = u128::from(port) * u128::from(MOST_BURST_US) / 1_000_000;
     let least = |job: &(u64, u64)| least_burst_bytes(job.0);
@@ -182,8 +188,9 @@ pub(super) struct Tree {
 impl Tree {
     /// What a plan asks for.
     ///
-    /// Jobs have their guarantees to the byte as long as the port keeps 1 % for others. Where they have reserved more,
-    /// their rates are scaled down by at most that; while the others are silent they share what is left as usual.
+    /// Jobs have their guarantees to the byte as long as the port keeps 1 % for others. Where they
+    /// have reserved more, their rates are scaled down by at most that; while the others are silent
+    /// they share what is left as usual.
     pub(super) fn of(plan: &Plan) -> Tree {
         let port = (plan.port().rate_bps / 8).max(LEAST_RATE);
         let least = (port / LEAST_PART).max(LEAST_RATE);
@@ -232,7 +239,8 @@ fn scaled(rate: u64, room: u64, sum: u64) -> u64 {
     (u128::from(rate) * u128::from(room) / u128::from(sum.max(1))) as u64
 }
 
-/// Turns are in the ratio of guarantees, as far as [`MOST_PACKETS`] allows: what is left is shared in that ratio.
+/// Turns are in the ratio of guarantees, as far as [`MOST_PACKETS`] allows: what is left is shared
+/// in that ratio.
 fn quantum_bytes(rate: u64, smallest: u64) -> u32 {
     let quantum = u128::from(LARGEST_PACKET_BYTES) * u128::from(rate) / u128::from(smallest);
     let most = LARGEST_PACKET_BYTES * MOST_PACKETS;
@@ -275,7 +283,8 @@ pub(super) fn steps(from: &Tree, to: &Tree) -> Vec<Step> {
         }
     }
     let raised = |(number, new): (&u16, &Leaf)| raise(*number, from.leaves.get(number), new);
-    // Without a class for others, packets pass at once: as long as it is missing, nothing can overtake.
+    // Without a class for others, packets pass at once: as long as it is missing, nothing can
+    // overtake.
     let jobs = || to.leaves.iter().filter(|(number, _)| **number != OTHERS);
     steps.extend(jobs().flat_map(raised));
     steps.extend((to.has_filter && !from.has_filter).then_some(Step::Filter));
@@ -379,7 +388,8 @@ mod tests {
         }
     }
 
-    /// Jobs of 100 Mbit/s on a port of 1 Gbit/s, with these bursts and latency classes: bytes of their buckets.
+    /// Jobs of 100 Mbit/s on a port of 1 Gbit/s, with these bursts and latency classes: bytes of
+    /// their buckets.
     fn buckets_of(jobs: &[(u64, Latency)]) -> (Vec<u64>, Tree) {
         let numbered: Vec<(u64, u8, u64)> =
             (0..jobs.len()).map(|at| (at as u64, 10 + at as u8, 100 * MBIT)).collect();

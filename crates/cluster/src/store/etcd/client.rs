@@ -1,8 +1,8 @@
 //! Requests to the members of an etcd cluster.
 //!
-//! A request goes to the member that answered last. One that does not answer within its time, or cannot, is sent to the
-//! next member, until the call's time is over. So a request can be carried out twice, and one that failed can still be:
-//! what is written must allow for both.
+//! A request goes to the member that answered last. One that does not answer within its time, or
+//! cannot, is sent to the next member, until the call's time is over. So a request can be carried
+//! out twice, and one that failed can still be: what is written must allow for both.
 
 use std::future::Future;
 use std::sync::Mutex;

@@ -9,17 +9,20 @@
 //! | `log/AT` | a record, signed, under the number of bytes before it |
 //! | `parts/…` | parts of a record or snapshot that does not fit into one request |
 //!
-//! **The term** is the revision in which `leader` was made. etcd's revisions only grow, and the key is only made where
-//! there is none, so terms rise and each has one holder. Which lease has run out is decided by etcd; no clock of a brain
-//! matters. A claim prolongs the lease first and then reads the key with a quorum: an etcd leader that was cut off may
-//! still prolong leases, but cannot answer that.
+//! **The term** is the revision in which `leader` was made. etcd's revisions only grow, and the key
+//! is only made where there is none, so terms rise and each has one holder. Which lease has run out
+//! is decided by etcd; no clock of a brain matters. A claim prolongs the lease first and then reads
+//! the key with a quorum: an etcd leader that was cut off may still prolong leases, but cannot
+//! answer that.
 //!
-//! **A write** is a transaction that compares the term and the whole value of `opening`, and raises the count in it. So
-//! it is carried out at most once, however often it is sent, and never after the log was opened again or the lease went
-//! to another. Where an attempt is refused since one before it was carried out, the count tells.
+//! **A write** is a transaction that compares the term and the whole value of `opening`, and raises
+//! the count in it. So it is carried out at most once, however often it is sent, and never after
+//! the log was opened again or the lease went to another. Where an attempt is refused since one
+//! before it was carried out, the count tells.
 //!
-//! **Long values** are written in parts under a name of their own, and become valid with the transaction that names them.
-//! Parts that nothing names are deleted when the log is opened, and with each snapshot.
+//! **Long values** are written in parts under a name of their own, and become valid with the
+//! transaction that names them. Parts that nothing names are deleted when the log is opened, and
+//! with each snapshot.
 
 mod client;
 mod rpc;
@@ -54,7 +57,8 @@ const UNSIGNED_FORMAT: &str = "1";
 /// How long nobody else leads at most when signing a log breaks off.
 const SIGNING_LEASE: Duration = Duration::from_secs(30);
 
-/// Most bytes of a value: a third of what etcd takes in one request, where not configured otherwise.
+/// Most bytes of a value: a third of what etcd takes in one request, where not configured
+/// otherwise.
 const PART_BYTES: usize = 512 << 10;
 
 /// Most records of one answer. A log is not much longer than it may be before a snapshot.
@@ -76,8 +80,9 @@ pub struct Config {
     pub endpoints: Vec<String>,
     /// What all keys begin with; the brains of one cluster have the same.
     pub prefix: String,
-    /// How long a lease lives that is not prolonged, in whole seconds. etcd grants no less than one and a half times its
-    /// election timeout, which is 2 s with its defaults, and a new etcd leader prolongs every lease once.
+    /// How long a lease lives that is not prolonged, in whole seconds. etcd grants no less than one
+    /// and a half times its election timeout, which is 2 s with its defaults, and a new etcd leader
+    /// prolongs every lease once.
     pub lease: Duration,
     /// After this the next member is asked.
     pub request_timeout: Duration,
@@ -159,7 +164,8 @@ impl EtcdStore {
         })
     }
 
-    /// Signs the log in that etcd anew: one without signatures, or one that was signed with `old` keys. All of it or nothing.
+    /// Signs the log in that etcd anew: one without signatures, or one that was signed with `old`
+    /// keys. All of it or nothing.
     ///
     /// # Errors
     /// When etcd does not answer, a brain leads, or the log is signed with other keys.
@@ -460,7 +466,8 @@ impl EtcdStore {
         }
     }
 
-    /// Carries out a write of that opening. While it is not known to be done or refused, the log counts as closed.
+    /// Carries out a write of that opening. While it is not known to be done or refused, the log
+    /// counts as closed.
     async fn write(
         &self,
         opening: u64,
@@ -545,7 +552,8 @@ impl EtcdStore {
         Ok(())
     }
 
-    /// Replaces snapshot and log by the same with the signatures of this store, and the format by this one, as one.
+    /// Replaces snapshot and log by the same with the signatures of this store, and the format by
+    /// this one, as one.
     async fn rewrite(&self, log: &mut Log, image: &Image) -> Result<(), Failure> {
         let mut changes = vec![put(self.names.format.clone(), FORMAT.as_bytes().to_vec())];
         let mut root = Signature::default();

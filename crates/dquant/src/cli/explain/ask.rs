@@ -1,8 +1,8 @@
 //! Finds the programs that reply, and queries one.
 //!
 //! Each verbs program with a device open listens at the abstract Unix socket `dquant-verbs/PID`
-//! (`bindings/ibverbs/src/explain`). Anyone may take such a name, so the other end must run as this user or as root,
-//! unless root queries; and its reply is bounded in size and time.
+//! (`bindings/ibverbs/src/explain`). Anyone may take such a name, so the other end must run as this
+//! user or as root, unless root queries; and its reply is bounded in size and time.
 
 use std::io::{self, ErrorKind};
 use std::time::Duration;
@@ -33,7 +33,8 @@ pub(super) struct Reply {
     pub(super) elsewhere: Option<String>,
 }
 
-/// Whether it can no longer be queried. A process that is just ending may still be listed for a moment.
+/// Whether it can no longer be queried. A process that is just ending may still be listed for a
+/// moment.
 pub(super) fn is_gone(endpoint: Endpoint) -> Result<bool, CliError> {
     for _ in 0..20 {
         if !endpoints()?.contains(&endpoint) {
@@ -53,7 +54,8 @@ impl Endpoint {
     }
 }
 
-/// What a reader has to know of a process that has another number here than in its own PID namespace, if so.
+/// What a reader has to know of a process that has another number here than in its own PID
+/// namespace, if so.
 fn elsewhere(pid: u32, visible: Option<u32>) -> Option<String> {
     match visible {
         Some(visible) if visible == pid => None,

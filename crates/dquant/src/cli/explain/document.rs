@@ -1,7 +1,7 @@
 //! The document with which a verbs program replies, as `docs/verbs.md` describes it.
 //!
-//! Programs may be linked with another version of the library: members that are missing take their defaults, unknown
-//! ones are ignored.
+//! Programs may be linked with another version of the library: members that are missing take their
+//! defaults, unknown ones are ignored.
 
 use std::collections::BTreeMap;
 
@@ -77,8 +77,8 @@ pub(super) struct Stayed {
 }
 
 impl Document {
-    /// Adds the counters that the program left out because they are zero, so that programs find a number under each
-    /// name. An unknown format may have others.
+    /// Adds the counters that the program left out because they are zero, so that programs find a
+    /// number under each name. An unknown format may have others.
     pub(super) fn fill_in_zeros<I: Iterator<Item = &'static str>>(&mut self, known: fn() -> I) {
         if self.format != FORMAT {
             return;

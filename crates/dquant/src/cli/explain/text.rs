@@ -1,7 +1,7 @@
 //! The document as text: what people need first when they look for a fault comes first.
 //!
-//! Counters have names in the document and phrases here; a name without a phrase is shown as it is. Hints name the
-//! usual cause of a failure and what to try, never more than the counters support.
+//! Counters have names in the document and phrases here; a name without a phrase is shown as it is.
+//! Hints name the usual cause of a failure and what to try, never more than the counters support.
 
 use std::fmt::Write;
 

@@ -1,4 +1,5 @@
-//! `dquant parfait`: bandwidth that jobs can count on, planned, proved and measured without a cluster.
+//! `dquant parfait`: bandwidth that jobs can count on, planned, proved and measured without a
+//! cluster.
 
 mod profile;
 pub(super) mod prove;

@@ -1,9 +1,9 @@
-//! What earlier programs left in the user's private directory: drafts of processes that were killed,
-//! links to removed libraries, old views of `/sys/class/infiniband`.
+//! What earlier programs left in the user's private directory: drafts of processes that were
+//! killed, links to removed libraries, old views of `/sys/class/infiniband`.
 //!
-//! Only our own names are touched, links are not followed, and nothing recent is removed: containers
-//! share temporary directories, and processes of another container are not visible here. A running
-//! library recreates its view when it is missing.
+//! Only our own names are touched, links are not followed, and nothing recent is removed:
+//! containers share temporary directories, and processes of another container are not visible here.
+//! A running library recreates its view when it is missing.
 
 use std::path::Path;
 use std::time::{Duration, SystemTime};

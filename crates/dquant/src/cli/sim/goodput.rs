@@ -1,4 +1,5 @@
-//! `dquant sim goodput`: one stream over a link that loses packets, go-back-N and selective repeat side by side.
+//! `dquant sim goodput`: one stream over a link that loses packets, go-back-N and selective repeat
+//! side by side.
 
 use std::fmt;
 

@@ -1,7 +1,7 @@
 //! A view as text of at most 80 columns and a given number of rows.
 //!
-//! Alarms come first, then jobs, links and nodes, each with what needs attention at its top. What does not fit is
-//! counted.
+//! Alarms come first, then jobs, links and nodes, each with what needs attention at its top. What
+//! does not fit is counted.
 
 use std::cmp::Reverse;
 use std::fmt::Write;
@@ -24,7 +24,8 @@ pub(super) fn of(view: &View, rows: usize) -> String {
     let jobs = jobs(view);
     let links = links(view);
     let nodes = nodes(view);
-    // Each section has a title and a blank line; those that need little leave the rest to the others.
+    // Each section has a title and a blank line; those that need little leave the rest to the
+    // others.
     let sections =
         [("ALARMS", alarms), (JOBS_TITLE, jobs), (LINKS_TITLE, links), (NODES_TITLE, nodes)];
     let mut sections: Vec<_> = sections.into_iter().filter(|(_, all)| !all.is_empty()).collect();
@@ -45,7 +46,8 @@ pub(super) fn of(view: &View, rows: usize) -> String {
     lines.iter().map(fitted).collect::<Vec<_>>().join("\n")
 }
 
-/// How many lines each section gets of all that there are; two more of each are its title and the blank line before.
+/// How many lines each section gets of all that there are; two more of each are its title and the
+/// blank line before.
 fn shares(wanted: &[usize], rows: usize) -> Vec<usize> {
     let mut left = rows.saturating_sub(2 * wanted.len());
     let mut shares = vec![0; wanted.len()];
@@ -201,7 +203,8 @@ fn bar(link: &LinkView) -> String {
 
 const NODES_TITLE: &str = "NODE               AGENT      HEARD       SLOTS FREE  NOTE";
 
-/// Nodes whose agents do not enforce come first, then those with a note; switches without an agent are left out.
+/// Nodes whose agents do not enforce come first, then those with a note; switches without an agent
+/// are left out.
 fn nodes(view: &View) -> Vec<String> {
     let mut nodes: Vec<&NodeView> = view.nodes.iter().filter(|node| node.agent != "none").collect();
     let rank = |node: &&NodeView| match node.agent.as_str() {

@@ -1,4 +1,5 @@
-//! A column of lists beside that of the tokens that says which of them are [targets](crate::source::turns).
+//! A column of lists beside that of the tokens that says which of them are
+//! [targets](crate::source::turns).
 
 use std::fmt::Display;
 use std::ops::Range;

@@ -1,4 +1,5 @@
-//! A column of lists beside that of the tokens with the [loss weight](crate::source::weights) of each of them.
+//! A column of lists beside that of the tokens with the [loss weight](crate::source::weights) of
+//! each of them.
 
 use std::path::Path;
 

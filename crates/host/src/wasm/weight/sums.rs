@@ -1,16 +1,19 @@
-//! What makes an optimiser slow in code without branches: long chains of operators, and sums of sums.
+//! What makes an optimiser slow in code without branches: long chains of operators, and sums of
+//! sums.
 //!
-//! It compares the ways to compute each value until nothing changes. A value that was rewritten has its costs only a round
-//! after the values that it comes from, so there are up to as many rounds as the longest chain has steps, and each of them
-//! looks at all values.
+//! It compares the ways to compute each value until nothing changes. A value that was rewritten has
+//! its costs only a round after the values that it comes from, so there are up to as many rounds as
+//! the longest chain has steps, and each of them looks at all values.
 //!
-//! `(a + b + c) + (d + e)` may be added up in any order, and it tries many: a sum of two sums becomes up to a thousand
-//! values, a sum with a constant or with what was loaded few. Products, `and` and `xor` are alike, and so are rotations,
-//! whose amounts are added up. An operator may do nothing, as `x ^ 0`, so its result may be what it took.
+//! `(a + b + c) + (d + e)` may be added up in any order, and it tries many: a sum of two sums
+//! becomes up to a thousand values, a sum with a constant or with what was loaded few. Products,
+//! `and` and `xor` are alike, and so are rotations, whose amounts are added up. An operator may do
+//! nothing, as `x ^ 0`, so its result may be what it took.
 //!
-//! What a value may be is found in one pass over the function, without its control flow. A local may be whatever was put
-//! into it before, in code that is never reached as well; a load may be what the last store stored. Values that are
-//! merged where branches meet come from nothing before them, so later code does not matter.
+//! What a value may be is found in one pass over the function, without its control flow. A local
+//! may be whatever was put into it before, in code that is never reached as well; a load may be
+//! what the last store stored. Values that are merged where branches meet come from nothing before
+//! them, so later code does not matter.
 
 use wasmparser::Operator;
 
@@ -97,7 +100,8 @@ impl Sums {
         sums.saturating_add(in_rounds).saturating_add(rounds)
     }
 
-    /// Follows an operator after which the stack has `height` operands. At most one of them is its result.
+    /// Follows an operator after which the stack has `height` operands. At most one of them is its
+    /// result.
     pub(super) fn follow(&mut self, operator: &Operator<'_>, height: usize) {
         use Operator as O;
         let is_constant = matches!(operator, O::I32Const { .. } | O::I64Const { .. });
@@ -170,7 +174,8 @@ impl Sums {
         self.stack.resize(height, value);
     }
 
-    /// The operand at the top is one of those that were there or above: an operator may return what it took.
+    /// The operand at the top is one of those that were there or above: an operator may return what
+    /// it took.
     fn widen(&mut self, height: usize) {
         let taken = self.stack.get(height.saturating_sub(1)..).unwrap_or_default();
         if !taken.is_empty() {
@@ -182,8 +187,9 @@ impl Sums {
     }
 }
 
-/// The kind of an operator that an optimiser may put into another order. Vectors of lanes other than bytes are none: they
-/// are bytes in locals, and what changes the type is never looked through.
+/// The kind of an operator that an optimiser may put into another order. Vectors of lanes other
+/// than bytes are none: they are bytes in locals, and what changes the type is never looked
+/// through.
 fn kind(operator: &Operator<'_>) -> Option<usize> {
     use Operator as O;
     match operator {

@@ -87,7 +87,8 @@ fn a_wrong_bucket_stops_nobody_for_long() {
     assert_near(rates(&mut limits, from, time, 26)[0], 100_000_000, 60);
 }
 
-/// Whoever may write the buckets may truncate them: with a mapping, a read behind their end is a SIGBUS.
+/// Whoever may write the buckets may truncate them: with a mapping, a read behind their end is a
+/// SIGBUS.
 #[test]
 fn the_agent_survives_buckets_that_are_truncated_and_replaces_them() {
     let (folder, table) = gated("truncated", 0);

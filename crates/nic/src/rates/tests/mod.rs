@@ -71,7 +71,8 @@ fn frame(dscp: u8) -> TxFrame<'static> {
     }
 }
 
-/// Sends what is admitted, as a backlogged queue pair that sleeps until it is told to wake; returns packets.
+/// Sends what is admitted, as a backlogged queue pair that sleeps until it is told to wake; returns
+/// packets.
 fn send(limits: &mut RateLimits, now: Time, dscp: u8) -> u64 {
     let mut sent = 0;
     loop {
@@ -136,7 +137,8 @@ fn tries(limits: &mut RateLimits, now: Time, dscp: u8) -> bool {
     is_admitted
 }
 
-/// When a queue pair sends that wants to from `now` on and asks again when it is told to; and how often it asked.
+/// When a queue pair sends that wants to from `now` on and asks again when it is told to; and how
+/// often it asked.
 fn begins(limits: &mut RateLimits, mut now: Time) -> (Time, u32) {
     for asked in 1..100 {
         if tries(limits, now, 26) {

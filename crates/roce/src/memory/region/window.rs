@@ -7,12 +7,12 @@
 //! | bound again | at any time; the old key becomes invalid | only after it was invalidated |
 //! | ends when | bound to nothing, deallocated | invalidated by either side, deallocated, its queue pair destroyed |
 //!
-//! A window is self-contained: bounds, rights and backing address are copied when it is bound, as the
-//! region underneath cannot be deregistered while a window is bound to it.
+//! A window is self-contained: bounds, rights and backing address are copied when it is bound, as
+//! the region underneath cannot be deregistered while a window is bound to it.
 //!
-//! A window's key has the top bit set, then 23 bits of tag and slot, encrypted ([`Cipher`]), and 8 more
-//! bits of the tag at the bottom, which the program chooses for type 2. Tags of a slot come from a
-//! permutation of a count.
+//! A window's key has the top bit set, then 23 bits of tag and slot, encrypted ([`Cipher`]), and 8
+//! more bits of the tag at the bottom, which the program chooses for type 2. Tags of a slot come
+//! from a permutation of a count.
 
 use alloc::vec::Vec;
 

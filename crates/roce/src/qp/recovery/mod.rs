@@ -5,10 +5,10 @@
 //! | [`go_back_n`] | all | everything from the lost packet on, as the specification says |
 //! | [`selective`] | our own, if both ends have agreed | lost packets only |
 //!
-//! Each mode has a requester and a responder half, with the state that only exists in that mode. What
-//! the modes share is outside: [`Requests`](super::requests::Requests) sends requests in order and
-//! completes them, as a [`SendRecovery`](super::requests::SendRecovery) decides, and [`Executor`]
-//! executes the request packet whose turn it is.
+//! Each mode has a requester and a responder half, with the state that only exists in that mode.
+//! What the modes share is outside: [`Requests`](super::requests::Requests) sends requests in order
+//! and completes them, as a [`SendRecovery`](super::requests::SendRecovery) decides, and
+//! [`Executor`] executes the request packet whose turn it is.
 
 pub(super) mod go_back_n;
 pub(super) mod selective;

@@ -62,8 +62,8 @@ impl Request {
         is_local(self.wr.op)
     }
 
-    /// Must not start before earlier READs and atomics are done. Local operations invalidate keys that
-    /// those may be using.
+    /// Must not start before earlier READs and atomics are done. Local operations invalidate keys
+    /// that those may be using.
     pub(super) fn is_fenced(&self) -> bool {
         self.wr.fence || self.is_local()
     }

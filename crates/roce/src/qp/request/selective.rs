@@ -1,8 +1,8 @@
 //! The packets of a message in the selective-repeat mode: each one carries the placement of its
 //! payload.
 //!
-//! A WRITE is cut into WRITE_ONLY packets with an address each. A SEND packet carries the number of the
-//! peer's receive, and the offset of its payload in it.
+//! A WRITE is cut into WRITE_ONLY packets with an address each. A SEND packet carries the number of
+//! the peer's receive, and the offset of its payload in it.
 
 use super::Request;
 use crate::memory::sg::Extent;

@@ -1,9 +1,10 @@
 //! The check of a capture: decode, verify, encode again, compare.
 //!
-//! Every packet to RoCE's UDP port or of RoCEv1's EtherType must decode, carry the right ICRC (over the real header fields,
-//! identification included) and be reproduced by the encoder. Every deviation is a difference, listed
-//! with the packet's number as in Wireshark. Other traffic is counted and skipped. Memory is bounded:
-//! the first [`MAX_DIFFERENCES`] are listed, all are counted.
+//! Every packet to RoCE's UDP port or of RoCEv1's EtherType must decode, carry the right ICRC (over
+//! the real header fields, identification included) and be reproduced by the encoder. Every
+//! deviation is a difference, listed with the packet's number as in Wireshark. Other traffic is
+//! counted and skipped. Memory is bounded: the first [`MAX_DIFFERENCES`] are listed, all are
+//! counted.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -86,8 +87,8 @@ pub struct CaptureReport {
     pub udp_checksum_unused: u64,
     /// Decoded packets with the right UDP checksum.
     pub udp_checksum_right: u64,
-    /// Decoded packets with a wrong UDP checksum, or one to be filled in by the NIC. Not a difference:
-    /// captures on the sending host look like that.
+    /// Decoded packets with a wrong UDP checksum, or one to be filled in by the NIC. Not a
+    /// difference: captures on the sending host look like that.
     pub udp_checksum_wrong: u64,
     /// Packets that are not RoCE, by kind.
     pub skipped: BTreeMap<NotRoce, u64>,

@@ -1,8 +1,8 @@
 //! IPv4 and IPv6 headers of RoCE packets.
 //!
-//! A packet is first identified as RoCE by its UDP port, whatever its options, and only then validated.
-//! So unrelated traffic is never reported as wrong, however odd it is. Header lengths, the protocol
-//! number and the IPv4 checksum are not represented: they follow from the rest.
+//! A packet is first identified as RoCE by its UDP port, whatever its options, and only then
+//! validated. So unrelated traffic is never reported as wrong, however odd it is. Header lengths,
+//! the protocol number and the IPv4 checksum are not represented: they follow from the rest.
 
 use core::fmt;
 use core::net::{Ipv4Addr, Ipv6Addr};

@@ -1,15 +1,17 @@
-//! Megatron-core's `build_blending_indices` and `build_exhaustive_blending_indices`: every sample comes from the
-//! dataset that is furthest behind its share, by products and differences of 64-bit floats.
+//! Megatron-core's `build_blending_indices` and `build_exhaustive_blending_indices`: every sample
+//! comes from the dataset that is furthest behind its share, by products and differences of 64-bit
+//! floats.
 
 use alloc::vec::Vec;
 
 use super::{MegatronError, Memory};
 
-/// Least samples between two marks. More datasets have marks further apart, so that marks stay small beside the
-/// table itself.
+/// Least samples between two marks. More datasets have marks further apart, so that marks stay
+/// small beside the table itself.
 const MARK_SAMPLES: usize = 4_096;
 
-/// Which dataset each sample of the blend comes from: two bytes for each, and a count of every dataset at each mark.
+/// Which dataset each sample of the blend comes from: two bytes for each, and a count of every
+/// dataset at each mark.
 #[derive(Debug)]
 pub(super) struct Picks {
     datasets: usize,
@@ -20,8 +22,8 @@ pub(super) struct Picks {
 }
 
 impl Picks {
-    /// The first `samples` of a blend by `weights` that add up to one. With `all`, the samples of each dataset, a
-    /// dataset leaves the blend when it has none left.
+    /// The first `samples` of a blend by `weights` that add up to one. With `all`, the samples of
+    /// each dataset, a dataset leaves the blend when it has none left.
     pub(super) fn new(
         weights: &[f64],
         all: Option<&[u64]>,

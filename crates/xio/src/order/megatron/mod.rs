@@ -5,12 +5,13 @@
 //! k --Sequences--> pieces        ranges of tokens of the file                `GPTDataset`
 //! ```
 //!
-//! Unlike the [order](super) of Dquant, this one is defined by sequential shuffles of whole arrays, so it needs
-//! tables: [`Settings::max_table_bytes`] bounds them, and [`MegatronOrder::table_bytes`] returns what they take. They
-//! are made once, from the lengths of the documents and the settings, and are the same on every machine.
+//! Unlike the [order](super) of Dquant, this one is defined by sequential shuffles of whole arrays,
+//! so it needs tables: [`Settings::max_table_bytes`] bounds them, and
+//! [`MegatronOrder::table_bytes`] returns what they take. They are made once, from the lengths of
+//! the documents and the settings, and are the same on every machine.
 //!
-//! The order is described in `docs/megatron.md`, from which a second implementation was written. Goldens made
-//! by megatron-core itself are in `tests/data/megatron.txt`. No file is read here.
+//! The order is described in `docs/megatron.md`, from which a second implementation was written.
+//! Goldens made by megatron-core itself are in `tests/data/megatron.txt`. No file is read here.
 
 mod blend;
 mod random;
@@ -43,8 +44,8 @@ pub const DEFAULT_MAX_TABLE_BYTES: u64 = 4 << 30;
 /// The documents of a dataset that are in use.
 #[derive(Clone, Debug)]
 pub struct Source {
-    /// The *sequences* of the Megatron index, which are what megatron-core shuffles. An index may have documents of
-    /// several sequences.
+    /// The *sequences* of the Megatron index, which are what megatron-core shuffles. An index may
+    /// have documents of several sequences.
     pub documents: Documents,
     /// Those in use: all, or a part by [`split`].
     pub part: Range<usize>,
@@ -59,8 +60,8 @@ pub struct Settings {
     pub sequence_tokens: u32,
     /// Whether a sample has one more token, for its labels, as `add_extra_token_to_sequence` says.
     pub extra_token: bool,
-    /// Samples of the training run: its iterations times the samples of a global batch. Without it, every dataset is
-    /// used once.
+    /// Samples of the training run: its iterations times the samples of a global batch. Without it,
+    /// every dataset is used once.
     pub samples: Option<u64>,
     /// Most bytes of tables.
     pub max_table_bytes: u64,
@@ -159,7 +160,8 @@ pub enum MegatronError {
         /// Samples asked for.
         samples: u64,
     },
-    /// The blend draws more samples from a dataset than it was built for, which megatron-core refuses too.
+    /// The blend draws more samples from a dataset than it was built for, which megatron-core
+    /// refuses too.
     #[error("the blend draws {drawn} samples from dataset {dataset}, which has {samples}")]
     Oversampled {
         /// Which one, from 0.
@@ -209,12 +211,13 @@ struct Tables {
 }
 
 impl MegatronOrder {
-    /// The order of one dataset, or of several by `weights`; without weights several are blended in proportion to
-    /// their samples. One dataset with a weight is a blend of one, as in megatron-core. Takes seconds for 10^8
-    /// samples.
+    /// The order of one dataset, or of several by `weights`; without weights several are blended in
+    /// proportion to their samples. One dataset with a weight is a blend of one, as in
+    /// megatron-core. Takes seconds for 10^8 samples.
     ///
     /// # Errors
-    /// When megatron-core refuses such datasets or never returns from them, and when there is not enough memory.
+    /// When megatron-core refuses such datasets or never returns from them, and when there is not
+    /// enough memory.
     pub fn new(
         sources: Vec<Source>,
         weights: Option<&[f64]>,
@@ -255,7 +258,8 @@ impl MegatronOrder {
         self.tables.datasets.get(dataset).map_or(0, Sequences::most_pieces)
     }
 
-    /// Samples of the training run. There is none after the last: megatron-core raises `IndexError` there.
+    /// Samples of the training run. There is none after the last: megatron-core raises `IndexError`
+    /// there.
     pub fn samples(&self) -> u64 {
         self.tables.samples
     }
@@ -275,7 +279,8 @@ impl MegatronOrder {
         self.tables.datasets.get(dataset).map(Sequences::samples)
     }
 
-    /// Dataset of global sample `n`, and the number of that sample in it. Costs a seek: use a cursor for a run.
+    /// Dataset of global sample `n`, and the number of that sample in it. Costs a seek: use a
+    /// cursor for a run.
     pub fn at(&self, n: u64) -> Option<(usize, u64)> {
         self.cursor_at(n).next()
     }
@@ -289,7 +294,8 @@ impl MegatronOrder {
         MegatronCursor { order: self.clone(), position: n, drawn }
     }
 
-    /// The tokens of the `k`-th sample of a dataset, in the order of the blend; none if it has fewer.
+    /// The tokens of the `k`-th sample of a dataset, in the order of the blend; none if it has
+    /// fewer.
     pub fn pieces(&self, dataset: usize, k: u64) -> impl Iterator<Item = Range<u64>> + '_ {
         self.tables.datasets.get(dataset).into_iter().flat_map(move |samples| samples.pieces(k))
     }
@@ -337,7 +343,8 @@ fn check(
     }
 }
 
-/// Blends datasets by weights or, without, by their samples. Returns how many samples there are, too.
+/// Blends datasets by weights or, without, by their samples. Returns how many samples there are,
+/// too.
 fn blend(
     normalized: Option<&[f64]>,
     datasets: &[Sequences],
@@ -408,7 +415,8 @@ impl Memory {
     }
 }
 
-/// Yields the dataset of each sample and its number there, in order. A step costs the same wherever it is.
+/// Yields the dataset of each sample and its number there, in order. A step costs the same wherever
+/// it is.
 #[derive(Clone, Debug)]
 pub struct MegatronCursor {
     order: MegatronOrder,

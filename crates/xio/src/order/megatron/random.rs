@@ -1,11 +1,12 @@
-//! `numpy.random.RandomState(seed).shuffle`: the Mersenne Twister MT19937, bounded numbers by masking and
-//! rejecting, and Fisher and Yates' shuffle from the last element down. numpy has frozen this stream of numbers.
+//! `numpy.random.RandomState(seed).shuffle`: the Mersenne Twister MT19937, bounded numbers by
+//! masking and rejecting, and Fisher and Yates' shuffle from the last element down. numpy has
+//! frozen this stream of numbers.
 
 const WORDS: usize = 624;
 const SHIFT: usize = 397;
 
-/// Bounded numbers drawn ahead of the swaps that use them. The swaps of a large array then miss the cache side by
-/// side, because no rejected number makes the processor guess wrong between them.
+/// Bounded numbers drawn ahead of the swaps that use them. The swaps of a large array then miss the
+/// cache side by side, because no rejected number makes the processor guess wrong between them.
 const AHEAD: usize = 256;
 
 /// `numpy.random.RandomState`.

@@ -1,5 +1,5 @@
-//! Megatron-core's `GPTDataset`: the documents of all epochs, shuffled and laid end to end, are cut into samples,
-//! and the samples are shuffled.
+//! Megatron-core's `GPTDataset`: the documents of all epochs, shuffled and laid end to end, are cut
+//! into samples, and the samples are shuffled.
 
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -9,8 +9,9 @@ use crate::documents::Documents;
 use super::random::RandomState;
 use super::{MegatronError, Memory, Settings};
 
-/// Samples from one mark of the sample index to the next. With one mark for each sample as in megatron-core, the
-/// index takes 8 bytes per sample; this way 2, and a sample is found by walking over at most three others.
+/// Samples from one mark of the sample index to the next. With one mark for each sample as in
+/// megatron-core, the index takes 8 bytes per sample; this way 2, and a sample is found by walking
+/// over at most three others.
 const MARK_SAMPLES: u64 = 4;
 
 /// The share of an epoch below which the last one is shuffled apart.
@@ -27,7 +28,8 @@ pub(super) struct Sequences {
     epochs: u64,
     /// Documents in the order in which they are laid end to end.
     order: Vec<u32>,
-    /// Where every [`MARK_SAMPLES`]th sample begins: position in `order`, and token of that document.
+    /// Where every [`MARK_SAMPLES`]th sample begins: position in `order`, and token of that
+    /// document.
     marks: Vec<(u32, u32)>,
     /// The number of each sample before it was shuffled.
     shuffled: Vec<u32>,
@@ -92,7 +94,8 @@ impl Sequences {
             order.extend(once);
             random.shuffle(&mut order[first..]);
         }
-        // They are shuffled with the others, but are in no sample: walking over a run of them would take long.
+        // They are shuffled with the others, but are in no sample: walking over a run of them would
+        // take long.
         order.retain(|document| documents.lengths()[*document as usize] > 0);
         let stride = u64::from(settings.sequence_tokens);
         let count = samples.div_ceil(MARK_SAMPLES) as usize;
@@ -134,11 +137,13 @@ impl Sequences {
     }
 }
 
-/// At most how many documents `window` tokens of the documents laid end to end are of; empty ones do not count.
+/// At most how many documents `window` tokens of the documents laid end to end are of; empty ones
+/// do not count.
 fn most_pieces(documents: &Documents, order: &[u32], window: u64) -> u32 {
     let length = |document: &u32| u64::from(documents.lengths()[*document as usize]);
     let tokens = || order.iter().map(length).filter(|tokens| *tokens > 0);
-    // A window takes all tokens of the documents between its first and its last, and one of each of these at least.
+    // A window takes all tokens of the documents between its first and its last, and one of each of
+    // these at least.
     let mut between = tokens().skip(1);
     let (mut inner, mut pieces, mut most) = (0, 0, 1);
     for last in tokens() {
@@ -153,7 +158,8 @@ fn most_pieces(documents: &Documents, order: &[u32], window: u64) -> u32 {
     most.min(window as u32)
 }
 
-/// Where every `step`th token of the documents laid end to end is: position in `order`, and token of that document.
+/// Where every `step`th token of the documents laid end to end is: position in `order`, and token
+/// of that document.
 fn starts(documents: &Documents, order: &[u32], step: u64) -> impl Iterator<Item = (u32, u32)> {
     let (mut end, mut next) = (0, 0);
     order.iter().enumerate().flat_map(move |(entry, document)| {
@@ -166,7 +172,8 @@ fn starts(documents: &Documents, order: &[u32], step: u64) -> impl Iterator<Item
     })
 }
 
-/// The tokens of a sample as ranges of the file, in order: one for each document that it takes part of.
+/// The tokens of a sample as ranges of the file, in order: one for each document that it takes part
+/// of.
 #[derive(Clone, Debug)]
 pub struct Pieces<'a> {
     documents: &'a Documents,

@@ -45,7 +45,8 @@ fn every_sample_of_an_epoch_comes_once() {
         (0..order.dataset_samples(dataset).unwrap()).map(move |k| (dataset, k))
     });
     assert_eq!(drawn, each.collect::<Vec<_>>());
-    // 1,494 tokens hold 186 samples of 8 tokens and one more; the tokens between are delivered twice.
+    // 1,494 tokens hold 186 samples of 8 tokens and one more; the tokens between are delivered
+    // twice.
     let pieces = (0..186).flat_map(|k| order.pieces(0, k));
     let mut tokens: Vec<u64> = pieces.flatten().collect();
     assert_eq!(tokens.len(), 186 * 9);

@@ -1,5 +1,6 @@
-//! Megatron-core's arithmetic with weights, in the floating-point steps of numpy and Python: another order of
-//! additions would round differently, and ties between datasets would fall the other way.
+//! Megatron-core's arithmetic with weights, in the floating-point steps of numpy and Python:
+//! another order of additions would round differently, and ties between datasets would fall the
+//! other way.
 
 use alloc::vec::Vec;
 use core::cmp::Ordering;
@@ -38,13 +39,14 @@ pub(super) fn normalize(weights: &[f64]) -> Vec<f64> {
     weights.iter().map(|weight| weight / total).collect()
 }
 
-/// Samples that a dataset of this normalized weight is built for: half a percent more than its share.
+/// Samples that a dataset of this normalized weight is built for: half a percent more than its
+/// share.
 pub(super) fn samples_with_margin(samples: u64, weight: f64) -> u64 {
     ceil(ceil(samples as f64 * weight) as f64 * (1.0 + 0.005))
 }
 
-/// The documents of training, validation and test, as megatron-core's `split` divides them: in this ratio, which
-/// may have fewer than three numbers. A part without a share is none.
+/// The documents of training, validation and test, as megatron-core's `split` divides them: in this
+/// ratio, which may have fewer than three numbers. A part without a share is none.
 ///
 /// # Errors
 /// When there are more than three numbers, one is negative or not a number, or all are zero.

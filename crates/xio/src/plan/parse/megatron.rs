@@ -1,4 +1,5 @@
-//! Parses `order(megatron)`, and the blend of a plan with it: its weights are kept as they are written.
+//! Parses `order(megatron)`, and the blend of a plan with it: its weights are kept as they are
+//! written.
 
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -78,8 +79,8 @@ impl Draft {
     }
 }
 
-/// The blend of a plan with this order, and its weights, which are all given or all left out. In parts of a million
-/// they only describe the blend.
+/// The blend of a plan with this order, and its weights, which are all given or all left out. In
+/// parts of a million they only describe the blend.
 pub(super) fn blend(
     shares: &[Share],
     order: &mut (Megatron, Range<usize>),

@@ -1,7 +1,9 @@
-//! The memory of a reader under any order of responses: no buffer gets a second request while the first is outstanding,
-//! because both blocks would be written into it, and every sample that is delivered has its own tokens.
+//! The memory of a reader under any order of responses: no buffer gets a second request while the
+//! first is outstanding, because both blocks would be written into it, and every sample that is
+//! delivered has its own tokens.
 //!
-//! Ranks, runs, cut groups, lost connections, and a token that cannot be delivered are drawn together.
+//! Ranks, runs, cut groups, lost connections, and a token that cannot be delivered are drawn
+//! together.
 
 use core::ops::Range;
 use std::vec;
@@ -51,8 +53,8 @@ struct Wire {
 }
 
 impl Wire {
-    /// The request that is answered next. Often the longest: a short block that the stream does not wait for stays
-    /// outstanding.
+    /// The request that is answered next. Often the longest: a short block that the stream does not
+    /// wait for stays outstanding.
     fn draw_next(&self, draw: &mut Chance) -> usize {
         let longest = (0..self.asked.len()).rev().max_by_key(|at| {
             let Range { start, end } = self.asked[*at].tokens;
@@ -127,7 +129,8 @@ fn sources(draw: &mut Chance, window: u32) -> (Vec<BlockShuffle>, Vec<ReaderSour
     let stages = BlockStages::compile(Dtype::U16, &BlockPlan::plain(Dtype::U16), true);
     let stages = stages.expect("nothing to convert");
     for dataset in 0..draw.between(1, 3) as u32 {
-        // Samples of large blocks are not all counted where a group is cut, and the last block is short.
+        // Samples of large blocks are not all counted where a group is cut, and the last block is
+        // short.
         let samples_per_block = draw.pick(&[5, 300]);
         let samples = u64::from(samples_per_block) * draw.pick(&[1, 2, 3, 7]) + draw.between(1, 2);
         let group = draw.between(1, 4) as u32;
@@ -279,8 +282,8 @@ fn a_buffer_with_an_outstanding_request_is_nobody_elses() {
     }
 }
 
-/// A freed buffer is asked for at once, also while samples of other blocks are ready; and those of the group that a stream
-/// begins in the middle of are free once it is passed.
+/// A freed buffer is asked for at once, also while samples of other blocks are ready; and those of
+/// the group that a stream begins in the middle of are free once it is passed.
 #[test]
 fn no_buffer_is_idle_or_lost() {
     for (first_batch, answers) in [(0, 1), (33, 1), (0, 64)] {

@@ -1,4 +1,5 @@
-//! The file that keeps LIDs across restarts: a line for each port, `GUID PORT LID`, sorted; `#` begins a comment.
+//! The file that keeps LIDs across restarts: a line for each port, `GUID PORT LID`, sorted; `#`
+//! begins a comment.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;

@@ -1,7 +1,8 @@
-//! The socket by which a manager tells `dquant subnet status` what it is: an abstract Unix socket with its process number.
+//! The socket by which a manager tells `dquant subnet status` what it is: an abstract Unix socket
+//! with its process number.
 //!
-//! A thread accepts one connection after the other and asks the manager's loop, which looks between two datagrams. Whoever
-//! is neither root nor of the manager's user gets nothing.
+//! A thread accepts one connection after the other and asks the manager's loop, which looks between
+//! two datagrams. Whoever is neither root nor of the manager's user gets nothing.
 
 use std::io::{self, Write};
 use std::os::linux::net::SocketAddrExt;

@@ -1,11 +1,13 @@
-//! The requester's side of go-back-N: responses arrive in PSN order, and a loss moves the cursor back.
+//! The requester's side of go-back-N: responses arrive in PSN order, and a loss moves the cursor
+//! back.
 //!
 //! Invariants:
 //! - only the front can be partly done;
-//! - going back (timeout, NAK, missing response) moves the cursor to `una` and changes nothing else;
+//! - going back (timeout, NAK, missing response) moves the cursor to `una` and changes nothing
+//!   else;
 //! - an acknowledgement beyond an outstanding READ or atomic means that responses were lost. It is
-//!   requested again under the same PSN, by which the responder recognizes a duplicate atomic and does
-//!   not execute it again.
+//!   requested again under the same PSN, by which the responder recognizes a duplicate atomic and
+//!   does not execute it again.
 
 use crate::congestion::rtt::RttProbe;
 use crate::qp::codes::ack_timeout;
@@ -21,12 +23,12 @@ use crate::wire::{Aeth, Ext, Opcode, Psn, Syndrome};
 /// See the module's text.
 #[derive(Debug)]
 pub(in crate::qp) struct GoBackN {
-    /// A NAK, sent or implied, has moved the cursor back to `una`, and there was neither progress nor a
-    /// timeout since.
+    /// A NAK, sent or implied, has moved the cursor back to `una`, and there was neither progress
+    /// nor a timeout since.
     gone_back: bool,
     /// How many packets may be unacknowledged, if less than the window. A timeout may mean that the
-    /// peer cannot keep up, and retransmitting a whole window would make that worse: so one packet is
-    /// sent, and each acknowledged packet allows one more.
+    /// peer cannot keep up, and retransmitting a whole window would make that worse: so one packet
+    /// is sent, and each acknowledged packet allows one more.
     allowance: u32,
     /// When the local ACK timeout expires.
     ack_deadline: Option<Time>,
@@ -54,8 +56,9 @@ impl SendRecovery for GoBackN {
     }
 
     /// A READ takes a PSN for each response and one request packet, an atomic one of each, and all
-    /// other requests as many PSNs as packets. So the PSNs from `una` to the request, less the request
-    /// packets among them, less one for each outstanding READ or atomic, are the responses to come.
+    /// other requests as many PSNs as packets. So the PSNs from `una` to the request, less the
+    /// request packets among them, less one for each outstanding READ or atomic, are the responses
+    /// to come.
     fn missing_responses(&self, requests: &Requests, request: &Request) -> u64 {
         let psns = request.first_psn.distance_from(requests.una).unsigned_abs();
         u64::from((psns + requests.awaited).saturating_sub(requests.unacknowledged()))
@@ -240,8 +243,8 @@ impl GoBackN {
         }
     }
 
-    /// The responder ended the connection because of the request `ahead` PSNs after `una`. READs and
-    /// atomics before it without a response will not get one: they are flushed.
+    /// The responder ended the connection because of the request `ahead` PSNs after `una`. READs
+    /// and atomics before it without a response will not get one: they are flushed.
     fn refused(
         &mut self,
         requests: &mut Requests,
@@ -308,8 +311,8 @@ impl GoBackN {
         self.note_progress(requests, cx)
     }
 
-    /// Acknowledges `psns` PSNs from `una`, up to an outstanding READ or atomic. Returns how many were
-    /// not acknowledged.
+    /// Acknowledges `psns` PSNs from `una`, up to an outstanding READ or atomic. Returns how many
+    /// were not acknowledged.
     fn advance(
         &mut self,
         requests: &mut Requests,
@@ -334,8 +337,8 @@ impl GoBackN {
         Ok(rest)
     }
 
-    /// Marks `step` more PSNs of the front done. A response to an earlier transmission may overtake the
-    /// cursor.
+    /// Marks `step` more PSNs of the front done. A response to an earlier transmission may overtake
+    /// the cursor.
     fn advance_front(&mut self, requests: &mut Requests, step: u32) {
         requests.una = requests.una.plus(step);
         requests.progress.acknowledged += step;
@@ -364,8 +367,8 @@ impl GoBackN {
 
     // ---- going back ----------------------------------------------------------------------------
 
-    /// A response to the READ or atomic at the front is missing. Later responses keep reporting that
-    /// until it has been requested again and received, so only the first report counts.
+    /// A response to the READ or atomic at the front is missing. Later responses keep reporting
+    /// that until it has been requested again and received, so only the first report counts.
     fn handle_lost_response(
         &mut self,
         requests: &mut Requests,
@@ -377,8 +380,9 @@ impl GoBackN {
         self.retry(requests)
     }
 
-    /// Goes back because of a NAK. A second one for the same PSN is not new information: the network
-    /// may have duplicated it, or it responds to packets sent before. Then only the timer decides.
+    /// Goes back because of a NAK. A second one for the same PSN is not new information: the
+    /// network may have duplicated it, or it responds to packets sent before. Then only the timer
+    /// decides.
     fn retry(&mut self, requests: &mut Requests) -> Result<(), Fault> {
         if self.gone_back || requests.rnr_until.is_some() {
             return Ok(());

@@ -21,7 +21,8 @@ use crate::wire::{Aeth, Bth, Ext, Headers, Opcode, Psn, Reth, Syndrome};
 /// See the module's text.
 #[derive(Debug, Default)]
 pub(in crate::qp) struct GoBackN {
-    /// The expected packet was requested; another NAK would make the peer retransmit everything twice.
+    /// The expected packet was requested; another NAK would make the peer retransmit everything
+    /// twice.
     nak_sent: bool,
 }
 

@@ -1,12 +1,13 @@
 //! Packets that arrived out of order, until their turn comes.
 //!
-//! A ring by PSN. The caller decides what is kept for each packet. How far ahead of the expected packet
-//! anything is accepted is bounded by what the sender can have in flight: all packets missing from the
-//! expected one on are in flight, which is a window of packets at most. So a forger has to guess a PSN
-//! within the window.
+//! A ring by PSN. The caller decides what is kept for each packet. How far ahead of the expected
+//! packet anything is accepted is bounded by what the sender can have in flight: all packets
+//! missing from the expected one on are in flight, which is a window of packets at most. So a
+//! forger has to guess a PSN within the window.
 //!
-//! The ring reaches as far as packets were out of order at a time, in powers of two: where paths differ little and nothing
-//! is lost it stays small, or empty. Packets in their turn touch nothing of it while nothing is kept.
+//! The ring reaches as far as packets were out of order at a time, in powers of two: where paths
+//! differ little and nothing is lost it stays small, or empty. Packets in their turn touch nothing
+//! of it while nothing is kept.
 
 use alloc::boxed::Box;
 
@@ -18,8 +19,8 @@ pub(crate) const MAX_AHEAD: u32 = 2048;
 /// How far the first ring reaches.
 const FIRST_PACKETS: usize = 8;
 
-/// How far ahead of the oldest missing packet the sender sends, and the receiver accepts, with a window
-/// of this many packets in flight: a packet is known to be lost one window later, and its
+/// How far ahead of the oldest missing packet the sender sends, and the receiver accepts, with a
+/// window of this many packets in flight: a packet is known to be lost one window later, and its
 /// retransmission arrives after another one; the rest is for packets lost twice.
 pub(crate) const fn horizon(window_packets: u32) -> u32 {
     let wanted = window_packets.saturating_mul(4);
@@ -189,8 +190,8 @@ impl Unreported {
         self.blocks |= Unreported::bit(psn);
     }
 
-    /// Where the next SACK starts; every call is another SACK. Packets before `expected` need none. The
-    /// last SACK always covers the last packets before `furthest`, as SACKs get lost.
+    /// Where the next SACK starts; every call is another SACK. Packets before `expected` need none.
+    /// The last SACK always covers the last packets before `furthest`, as SACKs get lost.
     pub(crate) fn next(&mut self, expected: Psn, furthest: Psn) -> Option<Psn> {
         let mut block = expected.minus(expected.get() % Sack::BITS);
         while self.blocks != 0 && block.is_before(furthest) {
@@ -241,8 +242,8 @@ mod tests {
         assert_eq!(arrivals.room(expected, expected.plus(32)), Room::Beyond, "four windows");
     }
 
-    /// Every noted packet that is not before the expected one is in one of the SACKs, and there are no
-    /// more SACKs than blocks.
+    /// Every noted packet that is not before the expected one is in one of the SACKs, and there are
+    /// no more SACKs than blocks.
     #[test]
     fn sacks_reach_what_they_are_about() {
         for seed in 0..2_000 {

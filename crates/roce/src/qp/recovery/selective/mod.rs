@@ -1,7 +1,7 @@
 //! Selective repeat between two of our own endpoints: only what was lost is retransmitted.
 //!
-//! [`requester`] and [`responder`] build on parts that know no packet formats beyond PSNs and SACKs,
-//! each with its model test:
+//! [`requester`] and [`responder`] build on parts that know no packet formats beyond PSNs and
+//! SACKs, each with its model test:
 //!
 //! | part | side | what it keeps |
 //! |---|---|---|

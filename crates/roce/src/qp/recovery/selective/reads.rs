@@ -1,13 +1,14 @@
 //! Missing READ responses, and the requests for their retransmission.
 //!
-//! Every READ (an atomic is a READ of one packet) has a bitmap of the responses that have arrived, a
-//! window that starts at the first missing one. Responses arrive in the order of the READs, and within
-//! each in rising order, except retransmitted ones; so a hole followed by more responses is a loss.
-//! Holes are requested as ranges, and requested again when a range has not arrived in time.
+//! Every READ (an atomic is a READ of one packet) has a bitmap of the responses that have arrived,
+//! a window that starts at the first missing one. Responses arrive in the order of the READs, and
+//! within each in rising order, except retransmitted ones; so a hole followed by more responses is
+//! a loss. Holes are requested as ranges, and requested again when a range has not arrived in time.
 //!
 //! Bounds: [`WINDOW`] responses after the first missing one are accepted; [`MAX_RANGE_REQUESTS`]
-//! ranges of one READ may be outstanding, further holes wait. There are as many READs as the requester has in flight.
-//! Their slots are allocated when so many are in flight for the first time, so a connection without READs has none.
+//! ranges of one READ may be outstanding, further holes wait. There are as many READs as the
+//! requester has in flight. Their slots are allocated when so many are in flight for the first
+//! time, so a connection without READs has none.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -138,8 +139,8 @@ impl Reading {
         (first < end).then_some((first, end))
     }
 
-    /// Drops ranges that have arrived, and schedules those again that are `expired`. Returns whether
-    /// any has.
+    /// Drops ranges that have arrived, and schedules those again that are `expired`. Returns
+    /// whether any has.
     fn review(&mut self, expired: impl Fn(Time) -> bool) -> bool {
         let mut has_expired = false;
         let mut range_requests = core::mem::take(&mut self.range_requests);
@@ -157,8 +158,8 @@ impl Reading {
         has_expired
     }
 
-    /// Requests holes that later responses prove to be losses. `is_overtaken`: responses of later READs
-    /// have arrived, so nothing more of this one is in flight.
+    /// Requests holes that later responses prove to be losses. `is_overtaken`: responses of later
+    /// READs have arrived, so nothing more of this one is in flight.
     fn settle(&mut self, is_overtaken: bool) {
         let (limit, behind) = match is_overtaken {
             true => (self.total.min(self.first_missing.saturating_add(WINDOW)), 0),
@@ -214,7 +215,8 @@ pub(crate) struct ReadTracker {
 }
 
 impl ReadTracker {
-    /// For a connection that starts with up to `limit` READs in flight; the program may raise the limit later.
+    /// For a connection that starts with up to `limit` READs in flight; the program may raise the
+    /// limit later.
     pub(crate) fn new(limit: u32) -> ReadTracker {
         ReadTracker {
             slots: Vec::new(),
@@ -369,8 +371,8 @@ impl ReadTracker {
         timeout * (1 << self.backoff.min(MAX_BACKOFF))
     }
 
-    /// Looks for ranges that have not arrived within `timeout`, and for a stall: the oldest READ was
-    /// executed (its PSN is before `executed`) and no responses arrive.
+    /// Looks for ranges that have not arrived within `timeout`, and for a stall: the oldest READ
+    /// was executed (its PSN is before `executed`) and no responses arrive.
     pub(crate) fn handle_timeout(&mut self, executed: Psn, timeout: Duration, now: Time) {
         let timeout = self.backed_off(timeout);
         let mut has_expired = false;
@@ -536,8 +538,8 @@ mod tests {
         assert_eq!(range_requests(&mut tracker, at(2)), [(0, WINDOW, total)]);
     }
 
-    /// Every response is accepted exactly once under any order, duplication and loss; and as long as
-    /// one is missing, it is eventually requested.
+    /// Every response is accepted exactly once under any order, duplication and loss; and as long
+    /// as one is missing, it is eventually requested.
     #[test]
     fn agrees_with_a_set_of_responses() {
         for seed in 0..200 {

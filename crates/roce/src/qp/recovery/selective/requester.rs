@@ -1,5 +1,5 @@
-//! The requester's side of selective repeat: reads SACKs, marks packets lost, and retransmits only what
-//! is missing.
+//! The requester's side of selective repeat: reads SACKs, marks packets lost, and retransmits only
+//! what is missing.
 //!
 //! The cursor of [`Requests`] never goes back here; the [`Scoreboard`] (request packets) and the
 //! [`ReadTracker`] (responses) choose the retransmissions.
@@ -7,8 +7,8 @@
 //! Timers, all behind one deadline:
 //! - *verbs*: nothing was received for the local ACK timeout. Only this counts as a retry, so a
 //!   connection never gives up sooner than its attributes allow (IBA 9.7.6.1.3);
-//! - *probe*: nothing was received for as long as an acknowledgement usually takes. The latest packet
-//!   is retransmitted, at doubling intervals, to get a SACK;
+//! - *probe*: nothing was received for as long as an acknowledgement usually takes. The latest
+//!   packet is retransmitted, at doubling intervals, to get a SACK;
 //! - *loss*: a packet sent before one that has arrived is overdue;
 //! - *responses*: requested READ responses have not arrived.
 
@@ -32,8 +32,9 @@ const FIRST_TIMEOUT: Duration = Duration::from_millis(1);
 /// Minimum time after which an acknowledgement or response counts as overdue.
 const LEAST_TIMEOUT: Duration = Duration::from_micros(50);
 
-/// The same for an acknowledgement while congestion control allows no more than this. The queues of others
-/// come and go, and if all of a few packets are retransmitted too early, no round-trip time is measured.
+/// The same for an acknowledgement while congestion control allows no more than this. The queues of
+/// others come and go, and if all of a few packets are retransmitted too early, no round-trip time
+/// is measured.
 const LEAST_SMALL_TIMEOUT: Duration = Duration::from_millis(10);
 const SMALL_WINDOW: u32 = 4;
 
@@ -62,7 +63,8 @@ pub(in crate::qp) struct Selective {
 }
 
 impl SendRecovery for Selective {
-    /// The window counts packets in flight; the scoreboard holds all since `una`. Lost ones that must wait come first.
+    /// The window counts packets in flight; the scoreboard holds all since `una`. Lost ones that
+    /// must wait come first.
     fn room(&self, requests: &Requests, _: &QpContext) -> u32 {
         if self.board.has_lost() {
             return 0;
@@ -283,8 +285,9 @@ impl Selective {
         !self.board.is_empty() || !self.reads.is_empty()
     }
 
-    /// After a timeout, retransmissions stay within the window of congestion control until one arrives: all that was
-    /// lost, sent at once, would be a burst that a full queue on the path drops again, each time.
+    /// After a timeout, retransmissions stay within the window of congestion control until one
+    /// arrives: all that was lost, sent at once, would be a burst that a full queue on the path
+    /// drops again, each time.
     fn may_retransmit(&self, requests: &Requests) -> bool {
         let has_room = self.board.in_flight() < requests.allowed(self.window);
         has_room || self.owes_probe || !self.has_timed_out
@@ -328,8 +331,8 @@ impl Selective {
             Syndrome::Ack { .. } => {
                 cx.count(|c| &mut c.acks_received);
                 if psn.next().is_before(requests.una) {
-                    // An older one, overtaken; or a peer that withdraws what it has acknowledged, which
-                    // must not be taken for progress.
+                    // An older one, overtaken; or a peer that withdraws what it has acknowledged,
+                    // which must not be taken for progress.
                     cx.count(|c| &mut c.duplicate_acks);
                     return Ok(());
                 }
@@ -362,8 +365,9 @@ impl Selective {
         }
         cx.count(|c| &mut c.fatal_naks_received);
         self.settle(requests, cx, psn, None)?;
-        // The responder has executed everything before `psn` and ended the connection, because of the
-        // request there, or because of a later one that arrived out of order: the SACK starts with it.
+        // The responder has executed everything before `psn` and ended the connection, because of
+        // the request there, or because of a later one that arrived out of order: the SACK starts
+        // with it.
         let refused = sack.map_or(psn, |sack| sack.start);
         Err(Fault { index: requests.index_of(refused).unwrap_or(0), status })
     }
@@ -397,8 +401,9 @@ impl Selective {
         let backoff = self.backoff;
         self.heard(cx.now);
         if summary.delivered > 0 && summary.rtt.is_none() {
-            // As Karn's algorithm has it (RFC 6298): if all was sent twice, the path may have become longer than the
-            // estimate, which only a packet that is not probed too early can mend.
+            // As Karn's algorithm has it (RFC 6298): if all was sent twice, the path may have
+            // become longer than the estimate, which only a packet that is not probed too early can
+            // mend.
             self.backoff = backoff;
         }
         requests.restore_retries(cx.qpc);

@@ -1,5 +1,5 @@
-//! The responder's side of selective repeat: packets that arrive out of order are placed at once and
-//! executed in their turn.
+//! The responder's side of selective repeat: packets that arrive out of order are placed at once
+//! and executed in their turn.
 //!
 //! | PSN | what happens |
 //! |---|---|
@@ -7,15 +7,15 @@
 //! | later | checked; the payload is placed, the headers are kept; a SACK reports the packets received |
 //! | earlier | a duplicate: acknowledged again; responses of READ ranges and atomics are sent again |
 //!
-//! Execution follows the PSNs: so do completions, receives, message numbers and READs (C2). A packet is
-//! checked when it is placed *and* when it is executed (C3): if the second check fails, the connection
-//! ends as if the packet had arrived only then. If the first one finds that the peer may not write
-//! there, the connection ends at once: no correct peer uses a key before it is valid, and dropping such
-//! packets silently would let a hostile one probe keys at no cost.
+//! Execution follows the PSNs: so do completions, receives, message numbers and READs (C2). A
+//! packet is checked when it is placed *and* when it is executed (C3): if the second check fails,
+//! the connection ends as if the packet had arrived only then. If the first one finds that the peer
+//! may not write there, the connection ends at once: no correct peer uses a key before it is valid,
+//! and dropping such packets silently would let a hostile one probe keys at no cost.
 //!
-//! Bytes are placed in the order of arrival, and a retransmitted packet must not overwrite a later one
-//! that arrived before it. So bytes on which a later packet was already placed are skipped: executed in
-//! order, that packet would overwrite them.
+//! Bytes are placed in the order of arrival, and a retransmitted packet must not overwrite a later
+//! one that arrived before it. So bytes on which a later packet was already placed are skipped:
+//! executed in order, that packet would overwrite them.
 //!
 //! Atomics are not accepted out of order: an earlier packet may still have to write the word.
 
@@ -42,8 +42,8 @@ const SACK_INTERVAL: u32 = 16;
 /// READ ranges waiting for retransmission; more are dropped, and requested again.
 const MAX_RETRANSMISSIONS: usize = 64;
 
-/// Registered memory that a packet's payload belongs in: up to two ranges exactly, or else one range
-/// around all of them.
+/// Registered memory that a packet's payload belongs in: up to two ranges exactly, or else one
+/// range around all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Footprint {
     ranges: [(u64, u64); 2],
@@ -113,8 +113,8 @@ impl ReadAnswer {
         self.offset + self.left
     }
 
-    /// Puts the next response, with its bytes at `addr`, into `cx.packet`. Returns whether it is the
-    /// last one.
+    /// Puts the next response, with its bytes at `addr`, into `cx.packet`. Returns whether it is
+    /// the last one.
     fn emit_response(
         &mut self,
         executor: &mut Executor,
@@ -132,8 +132,8 @@ impl ReadAnswer {
     }
 }
 
-/// Full packets of WRITEs executed last, consecutive in PSNs and in memory. The last packet of a WRITE
-/// with immediate states the length of its message, and is not trusted beyond this.
+/// Full packets of WRITEs executed last, consecutive in PSNs and in memory. The last packet of a
+/// WRITE with immediate states the length of its message, and is not trusted beyond this.
 #[derive(Clone, Copy, Debug, Default)]
 struct Written {
     rkey: u32,
@@ -167,7 +167,8 @@ pub(in crate::qp) struct Selective {
     unreported: Unreported,
     /// Packets that arrived since the last SACK.
     since_sack: u32,
-    /// Packets were discarded that a SACK may have reported: from now on each acknowledgement has one.
+    /// Packets were discarded that a SACK may have reported: from now on each acknowledgement has
+    /// one.
     has_forgotten: bool,
     /// The out-of-order packet that ended the connection.
     refused: Option<Psn>,
@@ -472,8 +473,9 @@ impl Selective {
         }
     }
 
-    /// Skips the bytes of the packet `psn`, placed by `cx.pieces`, on which later packets were placed. A
-    /// later packet for which that is not possible is discarded, and has to be retransmitted.
+    /// Skips the bytes of the packet `psn`, placed by `cx.pieces`, on which later packets were
+    /// placed. A later packet for which that is not possible is discarded, and has to be
+    /// retransmitted.
     fn skip_overlapped(&mut self, cx: &mut Scope<'_, '_>, expected: Psn, psn: Psn) {
         let is_last = !psn.next().is_before(self.arrivals.furthest(expected));
         if is_last || cx.pieces.is_empty() || cx.seeded.is(Bug::OverlapIgnored) {
@@ -501,8 +503,8 @@ impl Selective {
         executor.acknowledge();
     }
 
-    /// Resolves the placement of a packet that arrived out of order. If it is not known yet, the packet
-    /// has to be retransmitted; if the peer may not write there, the connection ends.
+    /// Resolves the placement of a packet that arrived out of order. If it is not known yet, the
+    /// packet has to be retransmitted; if the peer may not write there, the connection ends.
     fn place_out_of_order(
         &mut self,
         executor: &mut Executor,
@@ -615,8 +617,8 @@ fn place_out_of_order_send(
     cx.resolve(AccessKind::LocalWrite, &receive.wr.sges, extent).ok()
 }
 
-/// Whether a packet whose turn it is has a form that this mode uses, and states the position that it
-/// has.
+/// Whether a packet whose turn it is has a form that this mode uses, and states the position that
+/// it has.
 fn describes_itself(executor: &Executor, headers: &Headers) -> bool {
     match *headers.ext() {
         Ext::RethSreth(..) => false,

@@ -1,9 +1,9 @@
 //! The sender's record of every unacknowledged packet.
 //!
 //! Packets are kept by PSN, in a ring, and linked in a list in the order of their *latest*
-//! transmission. Losses are found by that order: a packet sent clearly before one that has arrived, and
-//! which has not arrived itself, is lost. As a retransmitted packet moves to the end of the list, a
-//! lost retransmission is found the same way (the idea of RACK, RFC 8985).
+//! transmission. Losses are found by that order: a packet sent clearly before one that has arrived,
+//! and which has not arrived itself, is lost. As a retransmitted packet moves to the end of the
+//! list, a lost retransmission is found the same way (the idea of RACK, RFC 8985).
 //!
 //! ```text
 //!   una                                    end
@@ -11,11 +11,11 @@
 //!   oldest -> ... -> latest                             in flight only, by transmission
 //! ```
 //!
-//! The receiver may withdraw what it has reported (it discards packets that it turns out not to be able
-//! to use). Its SACKs are numbered, and the latest one counts.
+//! The receiver may withdraw what it has reported (it discards packets that it turns out not to be
+//! able to use). Its SACKs are numbered, and the latest one counts.
 //!
-//! The ring grows with the packets that are unacknowledged at a time, up to the window: most connections never fill
-//! theirs, a receiver sends nothing, and a small ring stays in the cache.
+//! The ring grows with the packets that are unacknowledged at a time, up to the window: most
+//! connections never fill theirs, a receiver sends nothing, and a small ring stays in the cache.
 //!
 //! No packet format and no clock in here: PSNs, times and SACKs come in, losses go out.
 
@@ -31,7 +31,8 @@ const REORDER_PACKETS: u32 = 3;
 /// That number grows when packets turn out to have been reordered, up to this.
 const MAX_REORDER_PACKETS: u32 = 256;
 
-/// Most packets of a scoreboard, a power of two: packets are known by this many of their PSNs, however large the ring is.
+/// Most packets of a scoreboard, a power of two: packets are known by this many of their PSNs,
+/// however large the ring is.
 const MAX_PACKETS: u32 = 1 << 15;
 
 /// Packets that the first ring holds.
@@ -78,8 +79,8 @@ pub(crate) struct AckSummary {
     pub(crate) delivered: u32,
     /// The round-trip time of the latest of them that was sent only once.
     pub(crate) rtt: Option<Duration>,
-    /// Packets marked lost that arrived after all: before they were retransmitted, or too soon after
-    /// that to be the retransmission.
+    /// Packets marked lost that arrived after all: before they were retransmitted, or too soon
+    /// after that to be the retransmission.
     pub(crate) spurious: u32,
     /// Those of them that were marked by order, so reordering was mistaken for loss.
     reordered: u32,
@@ -324,8 +325,9 @@ impl Scoreboard {
     }
 
     /// Whether a retransmitted packet is acknowledged too soon for that to be the cause. If it was
-    /// marked by order, an earlier transmission may still have been queued in the network; queues grow
-    /// and shrink, but not by much within a round trip. If it was overdue, that one is long gone.
+    /// marked by order, an earlier transmission may still have been queued in the network; queues
+    /// grow and shrink, but not by much within a round trip. If it was overdue, that one is long
+    /// gone.
     fn is_too_soon(&self, packet: &Packet, now: Time) -> bool {
         let usual = if packet.marked_by_order { self.recent_rtt } else { self.min_rtt };
         let usual = usual.map_or(0, |rtt| rtt.as_nanos());
@@ -347,8 +349,8 @@ impl Scoreboard {
         }
     }
 
-    /// The receiver expects `una`, so that has not arrived, whatever was reported before: a packet that
-    /// is there when its turn comes is acknowledged with those before it.
+    /// The receiver expects `una`, so that has not arrived, whatever was reported before: a packet
+    /// that is there when its turn comes is acknowledged with those before it.
     fn take_back_first(&mut self) {
         let number = Scoreboard::number(self.una);
         if !self.is_empty() && self.packet(number).state == State::Delivered {
@@ -373,8 +375,8 @@ impl Scoreboard {
 
     // ---- losses --------------------------------------------------------------------------------
 
-    /// Marks packets in flight lost that were sent before one that has arrived, by [`REORDER_PACKETS`]
-    /// transmissions or by the reorder timeout. Returns how many.
+    /// Marks packets in flight lost that were sent before one that has arrived, by
+    /// [`REORDER_PACKETS`] transmissions or by the reorder timeout. Returns how many.
     pub(crate) fn mark_lost(&mut self, now: Time, reorder_timeout: Duration) -> u32 {
         let before = self.lost;
         let Some((newest, _)) = self.newest else {
@@ -429,7 +431,8 @@ impl Scoreboard {
         }
     }
 
-    /// Marks the packet in flight that was sent last: retransmitted, it requests a SACK of everything.
+    /// Marks the packet in flight that was sent last: retransmitted, it requests a SACK of
+    /// everything.
     pub(crate) fn mark_latest_lost(&mut self) {
         if self.latest != NONE {
             self.lose(self.latest);
