@@ -13,6 +13,7 @@ mod bench;
 mod chaos;
 mod check;
 mod circles;
+mod columns;
 mod counts;
 mod coverage;
 mod flags;

@@ -1,5 +1,5 @@
 //! House rules that the compiler does not check: module headers, no stray words or conflicts, names
-//! in documents.
+//! in documents, columns of prose.
 //!
 //! A ratchet, not a style guide: each rule stops one kind of slow decay and names the file and
 //! line. What rustfmt or clippy can check is left to them.
@@ -7,6 +7,7 @@
 use std::fs;
 use std::path::Path;
 
+use crate::columns;
 use crate::names::Names;
 use crate::shell::{Failure, Outcome};
 use crate::workspace::{self, root};
@@ -67,8 +68,10 @@ fn quotes_sources(path: &Path) -> bool {
 fn judge(path: &Path, extension: &str, text: &str) -> Vec<String> {
     let mut complaints = stray_words(path, text);
     complaints.extend(conflict(path, text));
-    if extension == "rs" {
-        complaints.extend(missing_header(path, text));
+    match extension {
+        "rs" => complaints.extend(missing_header(path, text)),
+        "md" => complaints.extend(columns::markdown(path, text)),
+        _ => {}
     }
     complaints
 }
