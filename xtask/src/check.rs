@@ -19,7 +19,8 @@ Usage: cargo xtask check [STEP…]
 Steps, in this order; all of them without arguments:
   rustc    the compiler is the one that the project is developed with
   tidy     each Rust file begins with a `//!` header; no marks of unfinished work, no paths of one machine; constants,
-           paths and long names that documents quote exist in the sources; prose of Markdown ends at column 100
+           paths and long names that documents quote exist in the sources; prose of Markdown
+           and comments end at column 100
   fmt      rustfmt leaves every file as it is
   layers   who may depend on whom, between crates and inside them; what pure crates may depend on
   clippy   no lint fires, functions of at most 70 lines; tests and benches included

@@ -1,10 +1,13 @@
-//! Prose ends at column 100, as rustfmt has it for code: paragraphs of Markdown.
+//! Prose ends at column 100, as rustfmt has it for code: paragraphs of Markdown, and comments in
+//! Rust.
 //!
 //! Only what can be broken is refused. Tables, headings, code in fences and targets of links have
 //! their own length, and a line of one word, such as an address or a span of code, has no place to
 //! break it.
 
 use std::path::Path;
+
+use crate::scan;
 
 /// `max_width` of `rustfmt.toml`.
 const COLUMNS: usize = 100;
@@ -15,6 +18,27 @@ pub(crate) fn markdown(path: &Path, text: &str) -> Vec<String> {
     let lines = text.lines().enumerate();
     let long = lines.filter(|(_, line)| fence.is_prose(line) && can_be_broken(line, line));
     long.map(|(number, line)| complaint(path, number, line)).collect()
+}
+
+/// Comments of a Rust file that are too long, those behind code included.
+pub(crate) fn rust(path: &Path, text: &str) -> Vec<String> {
+    let lines: Vec<&str> = text.lines().collect();
+    let (mut fence, mut next) = (Fence::default(), 0);
+    let mut complaints = Vec::new();
+    for (number, comment) in scan::line_comments(text) {
+        let Some(line) = lines.get(number) else { continue };
+        // A block of code ends with the comment that it is in.
+        let is_alone = line.trim_start().starts_with("//");
+        if !is_alone || number != next {
+            fence = Fence::default();
+        }
+        next = number + 1;
+        let prose = comment.trim_start_matches('/').trim_start_matches('!');
+        if fence.is_prose(prose) && can_be_broken(line, prose) {
+            complaints.push(complaint(path, number, line));
+        }
+    }
+    complaints
 }
 
 fn complaint(path: &Path, number: usize, line: &str) -> String {
@@ -75,6 +99,18 @@ mod tests {
         markdown(Path::new("docs/a.md"), text).len()
     }
 
+    fn long_comments(text: &str) -> usize {
+        rust(Path::new("a.rs"), text).len()
+    }
+
+    #[test]
+    fn comments_end_at_the_last_column() {
+        let of = |columns: usize| format!("    // {} word", "é".repeat(columns - 12));
+        assert_eq!(long_comments(&of(COLUMNS)), 0);
+        assert_eq!(long_comments(&of(COLUMNS + 1)), 1);
+        assert_eq!(long_comments(&format!("{}\n", "let a = 1; ".repeat(12))), 0);
+    }
+
     #[test]
     fn prose_ends_at_the_last_column() {
         let of = |columns: usize| format!("{} word\n", "é".repeat(columns - 5));
@@ -105,6 +141,26 @@ mod tests {
             format!("  ```text\n  {spaced}\n  ```"),
         ] {
             assert_eq!(long(&kept), 0, "{kept}");
+        }
+        for comment in ["//", "///", "//!"] {
+            let kept = [
+                format!("{comment} {word}"),
+                format!("    {comment} | {spaced} |"),
+                format!("{comment} ```text\n{comment} {spaced}\n{comment} ```"),
+                format!("let a = \"\n{comment} {spaced}\";"),
+            ];
+            for kept in kept {
+                assert_eq!(long_comments(&kept), 0, "{kept}");
+            }
+            let broken = [
+                format!("    {comment} {spaced}"),
+                format!("{comment} ```text\n\n{comment} {spaced}"),
+                format!("let a = 1; {comment} {spaced}"),
+                format!("{comment} - {spaced}"),
+            ];
+            for broken in broken {
+                assert_eq!(long_comments(&broken), 1, "{broken}");
+            }
         }
         for broken in [
             format!("```text\n```\n{spaced}"),

@@ -21,6 +21,23 @@ pub(crate) fn code_only(source: &str) -> String {
     code
 }
 
+/// The comments that end with their line: the number of the line, from 0, and the text from its two
+/// slashes on.
+pub(crate) fn line_comments(source: &str) -> Vec<(usize, &str)> {
+    let (mut found, mut number, mut rest, mut before) = (Vec::new(), 0, source, None);
+    while let Some(next) = rest.chars().next() {
+        let skipped = literal_len(rest, before);
+        let length = if skipped == 0 { next.len_utf8() } else { skipped };
+        let (piece, after) = rest.split_at(length);
+        if piece.starts_with("//") {
+            found.push((number, piece));
+        }
+        number += piece.matches('\n').count();
+        (before, rest) = (Some(if skipped == 0 { next } else { ' ' }), after);
+    }
+    found
+}
+
 /// Bytes of the comment or literal that starts here; 0 when none does.
 fn literal_len(rest: &str, before: Option<char>) -> usize {
     if rest.starts_with("//") {
@@ -104,6 +121,14 @@ mod tests {
     fn comments_and_literals_are_blanked() {
         let source = "a(\"x}\", '}', b'}', r#\"}\"}\"#); // }\n/* } /* } */ */b";
         assert_eq!(left(source), "a(,,b,);b");
+    }
+
+    #[test]
+    fn comments_are_found_behind_code_and_not_in_literals() {
+        let source =
+            "/// one\nlet a = \"// no\n// no\"; // two\n/* // no */ r#\"\n// no\"#\n'/' // three";
+        let expected = [(0, "/// one"), (2, "// two"), (5, "// three")];
+        assert_eq!(line_comments(source), expected);
     }
 
     #[test]

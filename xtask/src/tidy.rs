@@ -69,7 +69,10 @@ fn judge(path: &Path, extension: &str, text: &str) -> Vec<String> {
     let mut complaints = stray_words(path, text);
     complaints.extend(conflict(path, text));
     match extension {
-        "rs" => complaints.extend(missing_header(path, text)),
+        "rs" => {
+            complaints.extend(missing_header(path, text));
+            complaints.extend(columns::rust(path, text));
+        }
         "md" => complaints.extend(columns::markdown(path, text)),
         _ => {}
     }
