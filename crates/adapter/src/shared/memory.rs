@@ -99,7 +99,7 @@ mod tests {
     #[test]
     fn mapped_memory_is_populated_and_unmapped_refused() {
         let bytes = vec![1_u8; 100_000];
-        populate(bytes.as_ptr() as u64, 100_000, true).unwrap();
+        populate(bytes.as_ptr() as u64, 100_000, true).expect("it is mapped");
         assert_eq!(populate(4096, 10, false), Err(Errno::FAULT));
         assert_eq!(populate(u64::MAX - 5, 100, false), Err(Errno::INVAL));
     }
@@ -108,7 +108,7 @@ mod tests {
     fn read_only_memory_is_not_populated_for_writing() {
         static CONSTANT: [u8; 8192] = [7; 8192];
         let addr = CONSTANT.as_ptr() as u64;
-        populate(addr, 8192, false).unwrap();
+        populate(addr, 8192, false).expect("it is mapped");
         assert_eq!(populate(addr, 8192, true), Err(Errno::FAULT));
     }
 
