@@ -28,9 +28,9 @@ use crate::exit::{CliError, Exit};
 
 /// Run an agent: enforce the guarantees of jobs at the ports of this host or switch
 ///
-/// It follows whichever brain leads, keeps the last good plan while none does, and reports what
-/// each job sends. What it must not forget is in the file --state. When it ends, the plan stays in
-/// force. HTB needs CAP_NET_ADMIN. Runs until SIGTERM, SIGINT or SIGHUP.
+/// It follows whichever brain leads, keeps the last good plan while none does, and reports what each
+/// job sends. What it must not forget is in the file --state. When it ends, the plan stays in force.
+/// HTB needs CAP_NET_ADMIN. Runs until SIGTERM, SIGINT or SIGHUP.
 #[derive(Debug, Args)]
 #[command(
     verbatim_doc_comment,
@@ -200,8 +200,7 @@ impl Choice {
         }
     }
 
-    /// The table that senders read. A folder that is named, or needed, has to be there; the usual
-    /// one is kept where it can be.
+    /// The table that senders read. A folder that is named, or needed, has to be there; the usual one is kept where it can be.
     fn table(self, named: Option<&Path>) -> Result<Option<Arc<RateTable>>, CliError> {
         let folder = named.unwrap_or(Path::new(nic::rates::FOLDER));
         let needs_it = self == Choice::Paces;
@@ -233,8 +232,8 @@ impl Choice {
     }
 }
 
-/// Refuses ports that no plan could be enforced at, and reports those that are switched off: a plan
-/// would be the first to meet them.
+/// Refuses ports that no plan could be enforced at, and reports those that are switched off: a plan would be the first to meet
+/// them.
 fn check_ports(ports: &[PortArg], enforce: Choice) -> Result<(), CliError> {
     for (at, port) in ports.iter().enumerate() {
         let others = &ports[..at];

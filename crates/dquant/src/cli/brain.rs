@@ -33,8 +33,7 @@ use crate::exit::{CliError, Exit};
 /// A lease that is not renewed holds so long in one file, where only a killed process leaves it.
 const FILE_LEASE: Duration = Duration::from_secs(2);
 
-/// When a brain gives up leading without news from etcd: less than the 2 s that etcd grants where 1
-/// s is asked for.
+/// When a brain gives up leading without news from etcd: less than the 2 s that etcd grants where 1 s is asked for.
 const ETCD_LEASE: Duration = Duration::from_millis(1500);
 
 /// Where etcd serves clients.
@@ -42,10 +41,10 @@ const ETCD_PORT: u16 = 2379;
 
 /// Run a brain: place jobs so that their bandwidth holds, and keep the ledger
 ///
-/// Several brains with one etcd share a ledger: one leads, the others stand by, and one of them
-/// takes over when the leader is gone. With --state the ledger is in a file of this machine. Agents
-/// enforce what the brain decides, and go on while there is none. Runs until SIGTERM, SIGINT or
-/// SIGHUP.
+/// Several brains with one etcd share a ledger: one leads, the others stand by, and one of them takes
+/// over when the leader is gone. With --state the ledger is in a file of this machine.
+/// Agents enforce what the brain decides, and go on while there is none.
+/// Runs until SIGTERM, SIGINT or SIGHUP.
 #[derive(Debug, Args)]
 #[command(
     verbatim_doc_comment,
@@ -293,8 +292,8 @@ impl BrainCommand {
     /// Where others reach the brain, if the command line says so.
     ///
     /// # Errors
-    /// When it is no address, or is needed and not given: brains that share an etcd name each other
-    /// to agents and commands of any machine.
+    /// When it is no address, or is needed and not given: brains that share an etcd name each other to agents and commands
+    /// of any machine.
     fn advertised(&self, listen: SocketAddr) -> Result<Option<String>, CliError> {
         let hint =
             || format!("name an address of this machine: --advertise 10.0.0.5:{}", listen.port());

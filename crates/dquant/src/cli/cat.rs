@@ -120,12 +120,10 @@ struct Written {
     offload: bool,
     /// Tokens of the blocks that were read that did not fit and became another id.
     replaced_tokens: u64,
-    /// What the plan's filter and its deduplication dropped of all datasets: documents, and their
-    /// tokens.
+    /// What the plan's filter and its deduplication dropped of all datasets: documents, and their tokens.
     filtered: Dropped,
     duplicates: Dropped,
-    /// Share of the samples of an epoch that is padding, over all datasets; only where documents
-    /// are packed.
+    /// Share of the samples of an epoch that is padding, over all datasets; only where documents are packed.
     padding: Option<f64>,
 }
 

@@ -16,8 +16,7 @@ use crate::exit::CliError;
 pub(super) struct TlsArgs {
     /// Authority that signed the other side's certificate, as PEM
     ///
-    /// Agents and commands speak TLS if it is given; a brain asks all callers for certificates of
-    /// it.
+    /// Agents and commands speak TLS if it is given; a brain asks all callers for certificates of it.
     #[arg(long, value_name = "FILE")]
     tls_ca: Option<PathBuf>,
 

@@ -16,8 +16,7 @@ use crate::exit::CliError;
 
 /// A result: `Display` is what people read, `Serialize` what programs read.
 pub trait Report: Display + Serialize {
-    /// Name and version of the JSON object. The version rises when a field changes its meaning or
-    /// is removed.
+    /// Name and version of the JSON object. The version rises when a field changes its meaning or is removed.
     const SCHEMA: &'static str;
 }
 
@@ -68,8 +67,8 @@ impl Console {
         self.line(&text::json(&json))
     }
 
-    /// Rows of the terminal that results go to, without the last one, where the cursor rests;
-    /// `None` where they go elsewhere, or are JSON.
+    /// Rows of the terminal that results go to, without the last one, where the cursor rests; `None` where they go
+    /// elsewhere, or are JSON.
     pub fn screen_rows(&self) -> Option<usize> {
         if self.json || !io::stdout().is_terminal() {
             return None;

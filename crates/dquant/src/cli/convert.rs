@@ -25,11 +25,11 @@ const MAX_SHARD: u64 = 1 << 30;
 /// Convert token datasets from one format into another
 ///
 /// Formats: flat (.bin), npy, megatron (.bin with .idx), mds (MosaicML), litdata, webdataset (.tar,
-/// or a folder of them), parquet, arrow. That of SRC is detected; that of DST follows from its
-/// name, or is given with --to.
+/// or a folder of them), parquet, arrow. That of SRC is detected; that of DST follows from its name,
+/// or is given with --to.
 ///
-/// DST appears when everything was read back and is equal, and beside it a manifest. An id that
-/// DST's type cannot hold is an error. A run that was killed goes on when it is started again.
+/// DST appears when everything was read back and is equal, and beside it a manifest. An id that DST's
+/// type cannot hold is an error. A run that was killed goes on when it is started again.
 #[derive(Debug, Args)]
 #[command(
     verbatim_doc_comment,
@@ -85,8 +85,7 @@ pub(super) struct Convert {
     /// Column of SRC with the weight of each token in the loss, for plans with `loss_weights`
     ///
     /// A number for each token. SRC is parquet, arrow or mds; DST is flat, npy or megatron, and
-    /// NAME.loss_weights.npy lies beside NAME.bin. The weights beside a SRC in one file go along
-    /// without it.
+    /// NAME.loss_weights.npy lies beside NAME.bin. The weights beside a SRC in one file go along without it.
     #[arg(long, value_name = "COLUMN", verbatim_doc_comment)]
     loss_weights: Option<String>,
 

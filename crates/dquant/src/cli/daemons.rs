@@ -129,8 +129,9 @@ pub(super) struct WireArgs {
     /// Congestion control of its connections: auto, off, delay, dcqcn-mlnx:GBPS
     ///
     /// auto: from measured delay towards other machines that run this program, DCQCN towards other
-    /// implementations, off within a machine. advertised, dcqcn-mlnx, dcqcn-paper, dcqcn-uet,
-    /// dctcp, timely, timely-patched take the link's rate in Gbit/s; swift takes none.
+    /// implementations, off within a machine.
+    /// advertised, dcqcn-mlnx, dcqcn-paper, dcqcn-uet, dctcp, timely, timely-patched take the link's rate
+    /// in Gbit/s; swift takes none.
     #[arg(long, value_name = "NAME", default_value = "auto", verbatim_doc_comment)]
     cc: Choice,
 
@@ -179,8 +180,7 @@ pub(super) fn mtu(text: &str) -> Result<Mtu, String> {
     found.ok_or_else(|| "there are 256, 512, 1024, 2048 and 4096".to_owned())
 }
 
-/// The first address of `host[:port]` that this machine has: what a daemon listens on. `option` is
-/// where it was given.
+/// The first address of `host[:port]` that this machine has: what a daemon listens on. `option` is where it was given.
 pub(super) fn listen_at(
     option: &str,
     host: &str,
@@ -205,8 +205,7 @@ pub(super) fn die_with_parent() -> Result<(), CliError> {
         .map_err(|error| CliError::because("cannot follow the starting process", &error))
 }
 
-/// Reports that a daemon serves, to the user and to the service manager that started it, if one
-/// did.
+/// Reports that a daemon serves, to the user and to the service manager that started it, if one did.
 pub(super) fn report_ready<R: Report>(console: &mut Console, report: &R) -> Result<(), CliError> {
     console.report(report)?;
     let Some(socket) = std::env::var_os("NOTIFY_SOCKET").filter(|name| !name.is_empty()) else {

@@ -10,8 +10,7 @@ use serde::Serialize;
 use super::{Console, Report};
 use crate::exit::{CliError, Exit};
 
-/// Look at kernel, sockets, interfaces, ports, limits and permissions, and say what to do about
-/// them
+/// Look at kernel, sockets, interfaces, ports, limits and permissions, and say what to do about them
 ///
 /// Changes nothing. Ends with 1 when something fails; warnings are no failure: the data path works
 /// with them, slower or with fewer checks.

@@ -28,8 +28,8 @@ use crate::exit::{CliError, Exit};
 ///
 /// The documents are those of the Megatron index beside the file: NAME.idx beside NAME.bin or
 /// NAME.npy. Documents count from 0. The hash of a document is the XXH3 hash (64 bits) of its ids
-/// as 64-bit numbers, so it does not depend on the type of the file. With --filter, --keep or
-/// --dedup only the documents that a plan with these actions keeps are listed.
+/// as 64-bit numbers, so it does not depend on the type of the file. With --filter, --keep or --dedup
+/// only the documents that a plan with these actions keeps are listed.
 #[derive(Debug, Args)]
 #[command(
     verbatim_doc_comment,
@@ -67,8 +67,7 @@ pub(super) struct DocumentsCommand {
 pub(super) struct SelectionArgs {
     /// Leave out documents whose hash is in LIST: a .npy of u64, or text, a hash in each line
     ///
-    /// `dquant documents` shows the hashes. Of datasets at a target, LIST is the name of a file
-    /// there.
+    /// `dquant documents` shows the hashes. Of datasets at a target, LIST is the name of a file there.
     #[arg(long, value_name = "LIST")]
     filter: Option<String>,
 

@@ -43,8 +43,8 @@ pub(super) struct DpuCommand {
     /// Who may connect to it: 0600 this user, 0660 its group too, 0666 everyone [default: 0600]
     ///
     /// With --socket-group the default is 0660. Whoever may connect shares the memory of this DPU;
-    /// each stream uses the token of the trainer that opens it. A trainer sends its token to a DPU
-    /// of another user only if it names that user: --dpu-user or DQUANT_DPU_USER.
+    /// each stream uses the token of the trainer that opens it. A trainer sends its token to a DPU of
+    /// another user only if it names that user: --dpu-user or DQUANT_DPU_USER.
     #[arg(long, value_name = "MODE", value_parser = socket_mode, verbatim_doc_comment)]
     socket_mode: Option<Callers>,
 
@@ -66,9 +66,8 @@ pub(super) struct DpuCommand {
 
     /// Memory for the rings of all streams together
     ///
-    /// A ring takes --slots times --slot-size of its stream, 16 MiB by default. Eight trainers with
-    /// two streams each take half of it, which leaves room for a job that starts again while the
-    /// old one ends.
+    /// A ring takes --slots times --slot-size of its stream, 16 MiB by default. Eight trainers with two
+    /// streams each take half of it, which leaves room for a job that starts again while the old one ends.
     #[arg(long, value_name = "SIZE", default_value = "512MiB", value_parser = units::size_bytes, verbatim_doc_comment)]
     rings: u64,
 

@@ -52,8 +52,7 @@ pub(super) fn fetch(name: &str) -> io::Result<(Vec<u8>, Option<u32>)> {
     Ok((text, pid))
 }
 
-/// A connection to an abstract name. It times out, because a listener that is stopped or hostile
-/// may never accept.
+/// A connection to an abstract name. It times out, because a listener that is stopped or hostile may never accept.
 fn connect(name: &str) -> io::Result<UnixStream> {
     let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
@@ -69,8 +68,7 @@ fn late() -> io::Error {
     io::Error::new(ErrorKind::TimedOut, "it does not respond")
 }
 
-/// Whether the other end is of this user or root, or this process is root's: whose replies are
-/// believed.
+/// Whether the other end is of this user or root, or this process is root's: whose replies are believed.
 fn check_peer(stream: &UnixStream) -> io::Result<Peer> {
     let own = rustix::process::geteuid();
     let found = peer::of(stream)?;
@@ -81,8 +79,7 @@ fn check_peer(stream: &UnixStream) -> io::Result<Peer> {
     }
 }
 
-/// Whether the other end is of this user or root: who gets replies. That this process is root's
-/// gives others no right.
+/// Whether the other end is of this user or root: who gets replies. That this process is root's gives others no right.
 pub(super) fn check_asker(stream: &UnixStream) -> io::Result<()> {
     let peer = peer::of(stream)?.uid;
     if may_ask(rustix::process::geteuid().as_raw(), peer) { Ok(()) } else { Err(foreign(peer)) }

@@ -50,8 +50,7 @@ pub use console::{Console, Report};
 
 use crate::exit::{CliError, Exit};
 
-/// RDMA for training: data from storage into host memory over RoCE, and jobs whose bandwidth is
-/// guaranteed.
+/// RDMA for training: data from storage into host memory over RoCE, and jobs whose bandwidth is guaranteed.
 #[derive(Debug, Parser)]
 #[command(
     name = "dquant",
@@ -171,8 +170,8 @@ pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
     ExitCode::from(exit as u8)
 }
 
-/// `dquant help … --help` and `dquant sim help … --help` request the same page twice; clap would
-/// read the flag as the name of a command.
+/// `dquant help … --help` and `dquant sim help … --help` request the same page twice; clap would read the flag as
+/// the name of a command.
 fn without_help_flags(args: impl Iterator<Item = OsString>) -> impl Iterator<Item = OsString> {
     let args: Vec<OsString> = args.collect();
     let is = |at: usize, name: &str| args.get(at).is_some_and(|arg| arg == name);

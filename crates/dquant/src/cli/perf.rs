@@ -70,9 +70,9 @@ enum Verb {
 
 /// Wait for clients and do the tests that they ask for
 ///
-/// A client needs no password: whoever reaches the address can make this process move up to 1 GiB
-/// of its own memory per client. The default address is reachable from this machine only. Runs
-/// until it is ended; says on stderr what it does.
+/// A client needs no password: whoever reaches the address can make this process move up to 1 GiB of
+/// its own memory per client. The default address is reachable from this machine only. Runs until it
+/// is ended; says on stderr what it does.
 #[derive(Debug, Args)]
 #[command(
     verbatim_doc_comment,
@@ -190,9 +190,10 @@ struct ClientArgs {
 
     /// Congestion control of this side: auto, off, delay, dcqcn-mlnx:GBPS
     ///
-    /// auto: from measured delay towards other machines, off within one. delay: the same on one
-    /// machine. READ responses are not controlled. advertised, dcqcn-mlnx, dcqcn-paper, dcqcn-uet,
-    /// dctcp, timely, timely-patched take the link's rate in Gbit/s; swift takes none.
+    /// auto: from measured delay towards other machines, off within one.
+    /// delay: the same on one machine. READ responses are not controlled.
+    /// advertised, dcqcn-mlnx, dcqcn-paper, dcqcn-uet, dctcp, timely, timely-patched take the link's rate
+    /// in Gbit/s; swift takes none.
     #[arg(long, value_name = "NAME", default_value = "auto", verbatim_doc_comment)]
     cc: Choice,
 
@@ -205,9 +206,9 @@ struct ClientArgs {
     /// The sockets that both sides use
     ///
     /// xdp: AF_XDP, past the kernel's network stack. Each side that cannot (it needs root, an
-    /// Ethernet interface and port 4791) takes UDP, and the reason is said. docs/xdp.md. roce-v1:
-    /// packets of RoCE version 1 in Ethernet frames, between machines of one link. Both sides need
-    /// root or CAP_NET_RAW; the client's choice is the server's. docs/roce-v1.md.
+    /// Ethernet interface and port 4791) takes UDP, and the reason is said. docs/xdp.md.
+    /// roce-v1: packets of RoCE version 1 in Ethernet frames, between machines of one link. Both sides
+    /// need root or CAP_NET_RAW; the client's choice is the server's. docs/roce-v1.md.
     #[arg(
         long,
         value_enum,
@@ -592,8 +593,8 @@ fn draw(path: &Path, host: &str, results: &[Measured]) -> Result<(), CliError> {
     fs::write(path, chart::svg(&title, &diagrams)).map_err(|error| cannot_write(path, &error))
 }
 
-/// Before minutes are spent on what could not be kept. Pipes and devices are left alone: whoever
-/// reads them would see an end.
+/// Before minutes are spent on what could not be kept. Pipes and devices are left alone: whoever reads them would see an
+/// end.
 fn check_writable(path: &Path) -> Result<(), CliError> {
     let is_new = match fs::metadata(path) {
         Ok(found) if !found.is_file() => return Ok(()),

@@ -43,9 +43,9 @@ enum PlanAction {
 
 /// Show where each stage of a plan runs, and what it costs
 ///
-/// For each placement: the stages in the order of the data, on which machine each runs, the bytes
-/// of a token after it, and an estimate of the CPU time for 10^9 tokens. Then the bytes on the wire
-/// and the memory that the stream needs. Nothing is started and no daemon is asked.
+/// For each placement: the stages in the order of the data, on which machine each runs, the bytes of
+/// a token after it, and an estimate of the CPU time for 10^9 tokens. Then the bytes on the wire and
+/// the memory that the stream needs. Nothing is started and no daemon is asked.
 ///
 /// Figures are per token of the files. Estimates are measured figures of the documentation; with
 /// --measure the stages over blocks run here, on the first block of each file.

@@ -15,8 +15,8 @@ use crate::exit::{CliError, Exit};
 
 /// List the datasets that a storage target serves
 ///
-/// Each with what a stream would take it for: format, type, tokens, and what its manifest says of
-/// its tokenizer and its largest id. A file that no stream can read is listed with the reason.
+/// Each with what a stream would take it for: format, type, tokens, and what its manifest says of its
+/// tokenizer and its largest id. A file that no stream can read is listed with the reason.
 #[derive(Debug, Args)]
 #[command(
     verbatim_doc_comment,

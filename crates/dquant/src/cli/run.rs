@@ -49,9 +49,9 @@ const NAMES: [&str; 2] = [SONAME, "libibverbs.so"];
 
 /// Run an RDMA program on this machine's network interfaces, without RDMA hardware or kernel module
 ///
-/// Every interface that is up and has an address is a RoCEv2 device, named dq_INTERFACE. The
-/// program is any that uses libibverbs.so.1; it needs no change, no root and no device node.
-/// Settings come from the environment: see docs/verbs.md.
+/// Every interface that is up and has an address is a RoCEv2 device, named dq_INTERFACE. The program
+/// is any that uses libibverbs.so.1; it needs no change, no root and no device node. Settings come
+/// from the environment: see docs/verbs.md.
 #[derive(Debug, Args)]
 #[command(
     verbatim_doc_comment,
@@ -245,8 +245,8 @@ fn library() -> Result<PathBuf, CliError> {
     })
 }
 
-/// A file that the dynamic linker will load. Of another one it would only warn, and start the
-/// program with the system's library.
+/// A file that the dynamic linker will load. Of another one it would only warn, and start the program
+/// with the system's library.
 fn named_library(path: &Path) -> io::Result<PathBuf> {
     let path = path.canonicalize()?;
     if !fs::metadata(&path)?.is_file() {

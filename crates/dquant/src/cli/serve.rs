@@ -40,8 +40,7 @@ pub(super) struct Serve {
     ///
     /// Each holds one block of 1 MiB, or up to 8 small ones; at most 4,096 reads are in flight.
     ///
-    /// One more buffer is reserved for sessions that open later. A small number fits the
-    /// processor's cache.
+    /// One more buffer is reserved for sessions that open later. A small number fits the processor's cache.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(2..=4096))]
     staging_buffers: u32,
 

@@ -68,8 +68,7 @@ pub(super) struct StreamArgs {
     #[arg(long, value_name = "R/N", value_parser = rank)]
     rank: Option<(u32, u32)>,
 
-    /// Read one stream of the DPU with the other ranks, all on this machine, that give the same
-    /// name
+    /// Read one stream of the DPU with the other ranks, all on this machine, that give the same name
     #[arg(long, value_name = "NAME", requires = "rank")]
     group: Option<String>,
 

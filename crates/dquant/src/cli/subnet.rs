@@ -15,8 +15,7 @@ use crate::exit::{CliError, Exit};
 
 pub(super) use plan::Name as EngineName;
 
-/// Discover, route, set up and manage an InfiniBand fabric; compare routing engines on any
-/// topology.
+/// Discover, route, set up and manage an InfiniBand fabric; compare routing engines on any topology.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:

@@ -18,8 +18,7 @@ impl fmt::Display for Targets {
 }
 
 impl Targets {
-    /// Warns where a model would be trained on nothing, or on everything. The hint says what
-    /// decides it.
+    /// Warns where a model would be trained on nothing, or on everything. The hint says what decides it.
     pub(super) fn check(&self, hint: &str) {
         match self {
             Targets(_, 0) => {}

@@ -21,24 +21,23 @@ use crate::exit::{CliError, Exit, on_end_signal};
 
 /// Turn text into one flat file of token ids, with an index of documents
 ///
-/// A document is a text file, a line of JSON (.jsonl, .ndjson, or .json that holds lines) or a row
-/// of Parquet (.parquet), each also compressed (.gz, .zst), or standard input (-). Files that hold
-/// none of these, such as .csv, are refused without --format, or left out of a folder. It ends with
-/// the vocabulary's end-of-text token. Folders are read with everything below them, sorted by path;
-/// hidden files and symbolic links inside are left out. Documents without text and files that are
-/// not UTF-8 are skipped and counted. The tokens are those of each whole document, whatever the
-/// chunk size and the number of jobs; text that spells a special token is plain text.
+/// A document is a text file, a line of JSON (.jsonl, .ndjson, or .json that holds lines) or a row of
+/// Parquet (.parquet), each also compressed (.gz, .zst), or standard input (-). Files that hold none
+/// of these, such as .csv, are refused without --format, or left out of a folder. It ends with the vocabulary's end-of-text
+/// token. Folders are read with everything below them, sorted by path; hidden files and symbolic
+/// links inside are left out. Documents without text and files that are not UTF-8 are skipped and
+/// counted. The tokens are those of each whole document, whatever the chunk size and the number
+/// of jobs; text that spells a special token is plain text.
 ///
 /// The output is a Megatron pair: NAME.bin holds the ids, NAME.idx the boundaries of documents. The
 /// manifest NAME.bin.dquant.json says which vocabulary made them.
 ///
-/// With --chat, a document is a conversation: a line of JSON with `messages` (role, content) or
-/// `conversations` (from, value). Its sequences in the index take turns: what the assistant does
-/// not say, then what it says.
+/// With --chat, a document is a conversation: a line of JSON with `messages` (role, content) or `conversations`
+/// (from, value). Its sequences in the index take turns: what the assistant does not say, then what it says.
 ///
-/// With --holdout, a share of the documents goes to a second output for validation. The text of a
-/// document and the seed decide, so documents of one text are all in one part, whatever their order
-/// and the vocabulary.
+/// With --holdout, a share of the documents goes to a second output for validation. The text of a document
+/// and the seed decide, so documents of one text are all in one part, whatever their order and the
+/// vocabulary.
 #[derive(Debug, Args)]
 #[command(
     verbatim_doc_comment,
@@ -87,9 +86,8 @@ pub(super) struct Tokenize {
 
     /// With --chat: write how much each token weighs in the loss, as the `weight` of messages
     ///
-    /// NAME.loss_weights.npy holds 0 for what the assistant does not say, and the weight of its
-    /// message, or 1, for what it says. Without it, messages of weights other than 0 and 1 are left
-    /// out.
+    /// NAME.loss_weights.npy holds 0 for what the assistant does not say, and the weight of its message,
+    /// or 1, for what it says. Without it, messages of weights other than 0 and 1 are left out.
     #[arg(long, requires = "chat", verbatim_doc_comment)]
     loss_weights: bool,
 
@@ -444,8 +442,7 @@ struct Summary {
     /// Conversations in which it says nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     documents_without_targets: Option<u64>,
-    /// The file with the loss weight of each token, where it is written; that of held-out documents
-    /// lies beside theirs.
+    /// The file with the loss weight of each token, where it is written; that of held-out documents lies beside theirs.
     #[serde(skip_serializing_if = "Option::is_none")]
     loss_weights: Option<PathBuf>,
     /// Tokens that were in the output before; not part of the others.

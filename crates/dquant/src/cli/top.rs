@@ -104,8 +104,7 @@ impl Top {
     }
 }
 
-/// Shows what `newest` returns: at each interval on a terminal, once elsewhere or without an
-/// interval.
+/// Shows what `newest` returns: at each interval on a terminal, once elsewhere or without an interval.
 pub(super) fn watch(
     console: &mut Console,
     interval: Option<Duration>,

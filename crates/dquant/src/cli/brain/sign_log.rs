@@ -18,10 +18,9 @@ use crate::exit::{CliError, Exit};
 
 /// Sign the log of brains with the cluster's token
 ///
-/// Brains believe only what is signed. This is for a log of a version that signed nothing, and for
-/// a new token: with --old-token-file the log has to be signed with the old one. Stop all brains
-/// first. What is there is signed as it is: sign a log without signatures only if nobody else could
-/// write it.
+/// Brains believe only what is signed. This is for a log of a version that signed nothing, and for a
+/// new token: with --old-token-file the log has to be signed with the old one. Stop all brains first.
+/// What is there is signed as it is: sign a log without signatures only if nobody else could write it.
 #[derive(Debug, Args)]
 #[command(
     verbatim_doc_comment,

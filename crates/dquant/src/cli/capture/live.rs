@@ -26,10 +26,10 @@ const LOOK: Duration = Duration::from_millis(50);
 
 /// Record the RoCE packets of an interface: UDP to port 4791, and between processes of this machine
 ///
-/// The file has every packet as it is on the wire, from the IP header on: what the kernel moves as
-/// one large packet is taken apart. Ends with Ctrl-C, after --count packets or after --duration; a
-/// file that was cut off by a kill is valid. Needs CAP_NET_RAW. A process records its own traffic
-/// without any privilege when it is told to (see the documentation of the verbs library).
+/// The file has every packet as it is on the wire, from the IP header on: what the kernel moves as one
+/// large packet is taken apart. Ends with Ctrl-C, after --count packets or after --duration; a file
+/// that was cut off by a kill is valid. Needs CAP_NET_RAW. A process records its own traffic without
+/// any privilege when it is told to (see the documentation of the verbs library).
 #[derive(Debug, Args)]
 #[command(
     verbatim_doc_comment,

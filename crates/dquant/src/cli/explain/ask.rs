@@ -33,8 +33,7 @@ pub(super) struct Reply {
     pub(super) elsewhere: Option<String>,
 }
 
-/// Whether it can no longer be queried. A process that is just ending may still be listed for a
-/// moment.
+/// Whether it can no longer be queried. A process that is just ending may still be listed for a moment.
 pub(super) fn is_gone(endpoint: Endpoint) -> Result<bool, CliError> {
     for _ in 0..20 {
         if !endpoints()?.contains(&endpoint) {
@@ -54,8 +53,7 @@ impl Endpoint {
     }
 }
 
-/// What a reader has to know of a process that has another number here than in its own PID
-/// namespace, if so.
+/// What a reader has to know of a process that has another number here than in its own PID namespace, if so.
 fn elsewhere(pid: u32, visible: Option<u32>) -> Option<String> {
     match visible {
         Some(visible) if visible == pid => None,

@@ -77,8 +77,8 @@ pub(super) struct Stayed {
 }
 
 impl Document {
-    /// Adds the counters that the program left out because they are zero, so that programs find a
-    /// number under each name. An unknown format may have others.
+    /// Adds the counters that the program left out because they are zero, so that programs find a number under each
+    /// name. An unknown format may have others.
     pub(super) fn fill_in_zeros<I: Iterator<Item = &'static str>>(&mut self, known: fn() -> I) {
         if self.format != FORMAT {
             return;

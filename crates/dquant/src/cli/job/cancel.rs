@@ -13,8 +13,8 @@ use crate::exit::{CliError, Exit};
 
 /// Give back what a job has
 ///
-/// Its processes are not touched: what they send has no guarantee any more. Jobs that had lost
-/// theirs get it back where there is room now, and are named.
+/// Its processes are not touched: what they send has no guarantee any more. Jobs that had lost theirs
+/// get it back where there is room now, and are named.
 #[derive(Debug, Args)]
 #[command(
     verbatim_doc_comment,

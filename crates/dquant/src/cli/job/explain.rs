@@ -16,11 +16,10 @@ const SHOWN_LINKS: usize = 8;
 
 /// Show what a job gets of each of its links, and which jobs have the rest
 ///
-/// For every link that the job sends over: what it has reserved, what it was measured to send in
-/// the last second, what waits there, and who else sends. For a job that says its cycle: when its
-/// exchanges may begin, and with which jobs it takes turns, or why it has no such time. Measured
-/// are links whose sending end has an agent: hosts, and switches named by the brain's
-/// --switch-agents.
+/// For every link that the job sends over: what it has reserved, what it was measured to send in the
+/// last second, what waits there, and who else sends. For a job that says its cycle: when its exchanges
+/// may begin, and with which jobs it takes turns, or why it has no such time. Measured are links whose sending end has an
+/// agent: hosts, and switches named by the brain's --switch-agents.
 #[derive(Debug, Args)]
 #[command(
     verbatim_doc_comment,

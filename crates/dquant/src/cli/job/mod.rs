@@ -15,8 +15,8 @@ use crate::exit::{CliError, Exit};
 
 /// Submit, list, explain and cancel jobs of a cluster; replay one
 ///
-/// A job is a number of workers and the bandwidth that they need between each other. It is written
-/// as its pattern with the rate of its edges: ring:8@5G is a ring of 8 workers, each of which sends
+/// A job is a number of workers and the bandwidth that they need between each other. It is written as
+/// its pattern with the rate of its edges: ring:8@5G is a ring of 8 workers, each of which sends
 /// 5 Gbit/s to the next; torus:4x8@5G,2G slots=2 has two rates, and workers with two slots each.
 /// `dquant brain` admits jobs, and `dquant agent` on hosts and switches enforces what they have.
 /// docs/parfait.md has all patterns, docs/cluster.md a quick start.

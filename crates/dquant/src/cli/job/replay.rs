@@ -21,14 +21,12 @@ use crate::replay::rank::{self, Outcome, Place, Setup};
 use crate::replay::rendezvous::{JOB_PORT, Terms};
 use crate::replay::schedule::Schedule;
 
-/// Replay a training job: pauses for its computing, and the exchanges of its pattern over the
-/// network
+/// Replay a training job: pauses for its computing, and the exchanges of its pattern over the network
 ///
 /// Each rank is a process, started in any order with the same options but --rank. An iteration is a
-/// pause and then the pattern's phases; a phase of a rank ends when all that it sends is
-/// acknowledged and all that it receives is there and compared. Edges with the highest rate of the
-/// pattern carry --bytes-per-edge, others in proportion. Rates set no pace: messages go as fast as
-/// they can.
+/// pause and then the pattern's phases; a phase of a rank ends when all that it sends is acknowledged
+/// and all that it receives is there and compared. Edges with the highest rate of the pattern carry
+/// --bytes-per-edge, others in proportion. Rates set no pace: messages go as fast as they can.
 #[derive(Debug, Args)]
 #[command(
     verbatim_doc_comment,
@@ -220,8 +218,7 @@ fn roce_duration(time: Duration) -> roce::Duration {
     roce::Duration::from_nanos(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
 }
 
-/// Every rank on a thread of its own. The first failure is the one that explains the others: a rank
-/// that ends tells them why.
+/// Every rank on a thread of its own. The first failure is the one that explains the others: a rank that ends tells them why.
 fn all(setup: &Setup, listener: Option<TcpListener>) -> Result<Vec<Outcome>, CliError> {
     let places =
         listener.map(Place::Host).into_iter().chain((1..setup.schedule.ranks()).map(Place::Guest));

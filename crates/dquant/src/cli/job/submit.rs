@@ -27,8 +27,8 @@ use crate::exit::{CliError, Exit};
 
 /// Ask for hosts and bandwidth for a job
 ///
-/// The job is admitted as a whole, once that is durable, or refused with what is missing: which
-/// link lacks how much. Start its workers where this command says. Nothing is started by itself.
+/// The job is admitted as a whole, once that is durable, or refused with what is missing: which link
+/// lacks how much. Start its workers where this command says. Nothing is started by itself.
 /// Exits with 1 if the job is refused, or --prove finds a pair below its guarantee.
 #[derive(Debug, Args)]
 #[command(
@@ -44,9 +44,8 @@ Examples:
 pub(super) struct Submit {
     /// The job: its pattern, the rate of its edges, and options, as in 'ring:8@5G slots=2'
     ///
-    /// Options: slots=N burst=BYTES latency=low|normal|bulk spread=hosts:N spread=leaves:N
-    /// most=host:N most=leaf:N apart=JOB,JOB cycle=PERIOD/EXCHANGE. docs/parfait.md says what they
-    /// do.
+    /// Options: slots=N burst=BYTES latency=low|normal|bulk spread=hosts:N spread=leaves:N most=host:N
+    /// most=leaf:N apart=JOB,JOB cycle=PERIOD/EXCHANGE. docs/parfait.md says what they do.
     #[arg(verbatim_doc_comment)]
     job: String,
 
@@ -60,9 +59,9 @@ pub(super) struct Submit {
 
     /// Admit it only if the simulator says that all jobs keep their guarantees
     ///
-    /// All admitted jobs and this one send as much as they can, without what is down in the
-    /// network. Shown are the worst pair of each job against its guarantee, and how long an
-    /// iteration of this one takes.
+    /// All admitted jobs and this one send as much as they can, without what is down in the network.
+    /// Shown are the worst pair of each job against its guarantee, and how long an iteration of this one
+    /// takes.
     #[arg(long, verbatim_doc_comment)]
     prove: bool,
 
@@ -107,8 +106,7 @@ impl Submit {
 }
 
 impl Submit {
-    /// Runs the admitted set with this job in the simulator; the entry of the log since which that
-    /// holds.
+    /// Runs the admitted set with this job in the simulator; the entry of the log since which that holds.
     ///
     /// # Errors
     /// When a pair of any job would not have its guarantee.

@@ -28,14 +28,14 @@ const LISTED: usize = 24;
 
 /// Derive a job from a capture or from counters of a run, as `dquant job submit` takes it
 ///
-/// FILE is a capture of RoCEv2 (pcap or pcapng; the first 64 bytes of packets are enough) that has
-/// the packets of all workers, or a table of counters: `time,from,to,bytes` on the first line, then
-/// on each the time in seconds, both ends, and the bytes since the line before of that edge
-/// (`total` instead of `bytes`: since any beginning). Ten iterations are better than three.
+/// FILE is a capture of RoCEv2 (pcap or pcapng; the first 64 bytes of packets are enough) that has the packets
+/// of all workers, or a table of counters: `time,from,to,bytes` on the first line, then on each the time in
+/// seconds, both ends, and the bytes since the line before of that edge (`total` instead of `bytes`: since any
+/// beginning). Ten iterations are better than three.
 ///
-/// The first line of the result is the job, with the cycle in which it computes and exchanges;
-/// `ranks` says which worker has which rank. If no pattern explains four fifths of the bytes, the
-/// job is a mesh that covers all of them, and the closest pattern is named.
+/// The first line of the result is the job, with the cycle in which it computes and exchanges; `ranks` says
+/// which worker has which rank. If no pattern explains four fifths of the bytes, the job is a mesh that covers
+/// all of them, and the closest pattern is named.
 #[derive(Debug, Args)]
 #[command(
     verbatim_doc_comment,

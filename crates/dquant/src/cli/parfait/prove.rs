@@ -25,18 +25,17 @@ const MAX_FILE: u64 = 1 << 20;
 
 /// Run admitted jobs in the simulator and measure their guarantees
 ///
-/// Admits the jobs one after the other, and lets all of them send at once on every edge of a phase,
-/// as fast as they can, through simulated switches whose ports have the queues that Parfait plans.
-/// Measured is what each pair of workers on different hosts gets against the rate of its edge, in
-/// windows of 10 ms on the wire; a window is below when more than two frames are missing. Then the
-/// jobs go through iterations: --compute, and --bytes on each edge, phase after phase.
+/// Admits the jobs one after the other, and lets all of them send at once on every edge of a phase, as fast
+/// as they can, through simulated switches whose ports have the queues that Parfait plans. Measured is what
+/// each pair of workers on different hosts gets against the rate of its edge, in windows of 10 ms on the
+/// wire; a window is below when more than two frames are missing. Then the jobs go through iterations:
+/// --compute, and --bytes on each edge, phase after phase.
 ///
-/// Senders are queue pairs of this project's own transport: selective repeat, an MTU of 4096,
-/// windows of 64 packets, and no other congestion control unless --control names one. Switches are
-/// lossless (priority flow control), mark as DCTCP wants it, and send each packet by the shortest
-/// queue of equal paths, which is what reservations count on; --flow-hash keeps each connection on
-/// one path, as ECMP does. Exits with 1 if a pair is below its guarantee on average, or no job was
-/// admitted.
+/// Senders are queue pairs of this project's own transport: selective repeat, an MTU of 4096, windows of 64
+/// packets, and no other congestion control unless --control names one. Switches are lossless (priority flow
+/// control), mark as DCTCP wants it, and send each packet by the shortest queue of equal paths, which is what
+/// reservations count on; --flow-hash keeps each connection on one path, as ECMP does.
+/// Exits with 1 if a pair is below its guarantee on average, or no job was admitted.
 #[derive(Debug, Args)]
 #[command(
     verbatim_doc_comment,

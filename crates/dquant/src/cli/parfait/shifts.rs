@@ -19,12 +19,11 @@ const LINK: &str = "link";
 
 /// Shift jobs in time so that they take turns on the links they share, and show it in the simulator
 ///
-/// Each job computes and sends with a period. The shifts are those that leave least demand above
-/// what links carry; a job has one shift for all its links. Periods are rounded up to a slot of the
-/// common circle; jobs whose periods have none keep their times, and the report says so. Then the
-/// jobs of each link run in the simulator: alone, together as they are, and together with the
-/// shifts, each beginning its exchanges at its times only. Exits with 1 if a median iteration with
-/// shifts takes more than 1.05 times as long as alone.
+/// Each job computes and sends with a period. The shifts are those that leave least demand above what links
+/// carry; a job has one shift for all its links. Periods are rounded up to a slot of the common circle; jobs
+/// whose periods have none keep their times, and the report says so. Then the jobs of each link run in the
+/// simulator: alone, together as they are, and together with the shifts, each beginning its exchanges at its
+/// times only. Exits with 1 if a median iteration with shifts takes more than 1.05 times as long as alone.
 #[derive(Debug, Args)]
 #[command(
     verbatim_doc_comment,

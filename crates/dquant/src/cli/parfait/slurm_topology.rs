@@ -13,11 +13,10 @@ use crate::exit::{CliError, Exit};
 
 /// Write topology.conf of SLURM (TopologyPlugin=topology/tree) for a fabric
 ///
-/// TOPOLOGY is a file or a rule, as for `dquant subnet plan`. Hosts that share their switches of a
-/// level are below one switch of the file; hosts have the names that they have in the topology,
-/// which must be those of SLURM's nodes. A fabric that is no tree, such as a torus, is refused;
-/// --closest groups its hosts by their first switches, and says nothing of how far these are from
-/// each other.
+/// TOPOLOGY is a file or a rule, as for `dquant subnet plan`. Hosts that share their switches of a level are
+/// below one switch of the file; hosts have the names that they have in the topology, which must be those of
+/// SLURM's nodes. A fabric that is no tree, such as a torus, is refused; --closest groups its hosts by their
+/// first switches, and says nothing of how far these are from each other.
 #[derive(Debug, Args)]
 #[command(
     verbatim_doc_comment,

@@ -16,12 +16,11 @@ use crate::exit::{CliError, Exit};
 
 /// Measure how often guarantees are violated at a port, by scheme and number of queues
 ///
-/// Twelve tenants, each on a host of its own, send to one receiver over a lossless switch; their
-/// guarantees, of 1 to 20 parts, add up to 90 % of its port of 10 Gbit/s. Counted are windows of 10
-/// ms of tenants that have something to send, on the wire with Ethernet's framing; a window is
-/// below when more than two frames are missing. Tenants that are not backlogged alternate between
-/// backlogged and silent, 50 ms each in the mean. Senders are queue pairs with selective repeat, an
-/// MTU of 1024, windows of 16 packets and --control.
+/// Twelve tenants, each on a host of its own, send to one receiver over a lossless switch; their guarantees, of
+/// 1 to 20 parts, add up to 90 % of its port of 10 Gbit/s. Counted are windows of 10 ms of tenants that have
+/// something to send, on the wire with Ethernet's framing; a window is below when more than two frames are
+/// missing. Tenants that are not backlogged alternate between backlogged and silent, 50 ms each in the mean.
+/// Senders are queue pairs with selective repeat, an MTU of 1024, windows of 16 packets and --control.
 #[derive(Debug, Args)]
 #[command(
     verbatim_doc_comment,

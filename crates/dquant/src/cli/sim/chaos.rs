@@ -22,10 +22,10 @@ use crate::exit::{CliError, Exit};
 ///
 /// A seed draws machines, links, connections, programs and a mix of faults: loss, duplicates,
 /// reordering, delay, bit flips, truncation, strays, link flaps, restarts, back-pressure. In 15 %
-/// of the seeds the network is a fat tree of 20 switches, where links and switches fail, pauses are
-/// lost and NICs pause their switch. Then everything heals, and what is outstanding has to finish
-/// within a bound. A seed always gives the same run; one that fails is named with the command that
-/// replays it, and the exit code is 1.
+/// of the seeds the network is a fat tree of 20 switches, where links and switches fail, pauses are lost
+/// and NICs pause their switch. Then everything heals, and what is outstanding has to finish within a
+/// bound. A seed always gives the same run; one that fails is named with the command that replays it, and
+/// the exit code is 1.
 #[derive(Debug, Args)]
 #[command(
     verbatim_doc_comment,
@@ -173,8 +173,7 @@ struct ChaosReport {
     retransmitted_packets: u64,
     queue_drops: u64,
     pauses: u64,
-    /// Packets that watchdogs dropped, that ended at their hop limit, and for which a switch had no
-    /// route.
+    /// Packets that watchdogs dropped, that ended at their hop limit, and for which a switch had no route.
     watchdog_drops: u64,
     expired_packets: u64,
     unrouted_packets: u64,

@@ -19,9 +19,9 @@ const MAX_FILE: u64 = 128 << 20;
 
 /// Compare a simulated run with a measured one: throughput, windows and round-trip times
 ///
-/// `dquant sim run --samples` and `dquant perf --samples` write what both need. Flows are numbered
-/// in the order in which they begin. A phase is a span in which the same flows are under way;
-/// figures are of its second half.
+/// `dquant sim run --samples` and `dquant perf --samples` write what both need. Flows are numbered in the
+/// order in which they begin. A phase is a span in which the same flows are under way; figures are of its
+/// second half.
 #[derive(Debug, Args)]
 #[command(
     verbatim_doc_comment,

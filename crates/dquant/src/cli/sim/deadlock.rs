@@ -15,10 +15,10 @@ use crate::exit::{CliError, Exit};
 
 /// Load lossless switches until they wait for each other, or do not
 ///
-/// Every host sends to others chosen at random, as fast as it can; switches pause instead of
-/// dropping (priority flow control), or send only what the next one has a buffer for (--credits).
-/// If links come to wait for each other in a circle, the command names it and exits with 1. With
-/// --lanes, paths that depend on each other in a circle get lanes of their own.
+/// Every host sends to others chosen at random, as fast as it can; switches pause instead of dropping
+/// (priority flow control), or send only what the next one has a buffer for (--credits). If links come
+/// to wait for each other in a circle, the command names it and exits with 1. With --lanes, paths that
+/// depend on each other in a circle get lanes of their own.
 #[derive(Debug, Args)]
 #[command(
     verbatim_doc_comment,
@@ -94,8 +94,7 @@ struct DeadlockReport {
     topology: String,
     routing: String,
     lanes: u8,
-    /// Where the links start that wait for each other, in order; the last one ends where the first
-    /// one starts.
+    /// Where the links start that wait for each other, in order; the last one ends where the first one starts.
     deadlock: Option<Vec<String>>,
     deadlock_lane: Option<usize>,
     deadlock_ns: Option<u64>,

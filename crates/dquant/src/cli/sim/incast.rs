@@ -19,9 +19,9 @@ use crate::exit::{CliError, Exit};
 /// Let many senders collide at one receiver
 ///
 /// One stream has the receiver's link to itself; after 20 ms all others start at the same moment.
-/// Measured are the peak of the queue in the first 2 ms, its mean and range and the link's rate
-/// from 10 to 20 ms, and from 20 to 100 ms the rate of each sender against its fair share. The
-/// queue holds 4 MB and marks between 100 and 400 kB (at 25 Gbit/s; thresholds grow with the rate).
+/// Measured are the peak of the queue in the first 2 ms, its mean and range and the link's rate from
+/// 10 to 20 ms, and from 20 to 100 ms the rate of each sender against its fair share. The queue holds
+/// 4 MB and marks between 100 and 400 kB (at 25 Gbit/s; thresholds grow with the rate).
 #[derive(Debug, Args)]
 #[command(
     verbatim_doc_comment,

@@ -17,9 +17,9 @@ use crate::exit::{CliError, Exit, OUTPUT_HINT};
 
 /// Run a scenario: a network, its hosts and their traffic from one file
 ///
-/// Prints how long flows took beside the same flow in an empty network (slowdown), by size;
-/// goodput, queues, pauses and drops; what faults did, if the scenario has some; and what the
-/// simulation cost. The result is a function of the file and its seed.
+/// Prints how long flows took beside the same flow in an empty network (slowdown), by size; goodput,
+/// queues, pauses and drops; what faults did, if the scenario has some; and what the simulation cost. The
+/// result is a function of the file and its seed.
 #[derive(Debug, Args)]
 #[command(
     verbatim_doc_comment,
@@ -44,8 +44,7 @@ pub(super) struct RunCommand {
     #[arg(long, value_name = "DIR")]
     plot: Option<PathBuf>,
 
-    /// Write windows, rates and round-trip times of all flows over time, as CSV: for at most 64
-    /// flows
+    /// Write windows, rates and round-trip times of all flows over time, as CSV: for at most 64 flows
     #[arg(long, value_name = "FILE")]
     samples: Option<PathBuf>,
 }

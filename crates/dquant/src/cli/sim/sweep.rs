@@ -19,8 +19,8 @@ use crate::exit::{CliError, Exit};
 
 /// Run a scenario with every combination of values, and compare
 ///
-/// Each row is one combination; with several seeds its figures are means over them, and the range
-/// of the 99th percentile of short flows (up to 100 kB) is given. --json has every run.
+/// Each row is one combination; with several seeds its figures are means over them, and the range of the
+/// 99th percentile of short flows (up to 100 kB) is given. --json has every run.
 #[derive(Debug, Args)]
 #[command(
     verbatim_doc_comment,

@@ -19,10 +19,9 @@ use crate::exit::{CliError, Exit};
 
 /// Find the nodes and links of the InfiniBand fabric that this machine is connected to
 ///
-/// By directed-route SMPs, which only read: no subnet manager is needed, and none is disturbed. The
-/// M_Key is 0, so ports that protect themselves stay silent. Needs read and write access to the
-/// umad file of the device, usually root's. Links of a written file are 100 Gbit/s and 1 us,
-/// whatever they are.
+/// By directed-route SMPs, which only read: no subnet manager is needed, and none is disturbed. The M_Key
+/// is 0, so ports that protect themselves stay silent. Needs read and write access to the umad file of
+/// the device, usually root's. Links of a written file are 100 Gbit/s and 1 us, whatever they are.
 ///
 /// On ibsim, a simulator: ibsim-run dquant subnet discover
 #[derive(Debug, Args)]
@@ -41,8 +40,7 @@ pub(super) struct Discover {
     #[command(flatten)]
     port: PortArgs,
 
-    /// Write it: .net (ibsim), .toml, .dot (Graphviz), .ns3 (ns-3), .topo (csg-htsim), .svg (a
-    /// picture)
+    /// Write it: .net (ibsim), .toml, .dot (Graphviz), .ns3 (ns-3), .topo (csg-htsim), .svg (a picture)
     #[arg(long, value_name = "FILE")]
     write: Option<PathBuf>,
 

@@ -35,14 +35,13 @@ use socket::Socket;
 
 /// Manage the InfiniBand subnet that this machine is connected to, until a signal ends it
 ///
-/// Sets the fabric up and watches it: traps and light sweeps find changes, dead links are routed
-/// around by writing only the table blocks that change, in an order without forwarding loops or
-/// credit loops. Takes part in the election of the master: the highest priority wins, then the
-/// lowest port GUID. Ports keep their LIDs; --lids keeps them across restarts. Whatever fails
-/// leaves the last good tables in place.
+/// Sets the fabric up and watches it: traps and light sweeps find changes, dead links are routed around by
+/// writing only the table blocks that change, in an order without forwarding loops or credit loops. Takes
+/// part in the election of the master: the highest priority wins, then the lowest port GUID. Ports keep
+/// their LIDs; --lids keeps them across restarts. Whatever fails leaves the last good tables in place.
 ///
-/// State changes are reported on stdout, with --json one object a line. 'dquant subnet status' asks
-/// for the status, SIGUSR1 prints it here.
+/// State changes are reported on stdout, with --json one object a line. 'dquant subnet status' asks for the
+/// status, SIGUSR1 prints it here.
 #[derive(Debug, Args)]
 #[command(
     verbatim_doc_comment,
@@ -148,13 +147,11 @@ const MAX_RECENT: usize = 10;
 /// The longest wait for a datagram: signals are noticed in between.
 const MOST_WAIT: Duration = Duration::from_millis(100);
 
-/// Nodes from which on a fabric is routed in a thread of its own, while the manager goes on
-/// answering. Where paths need lanes, that takes 15 s for a torus of 256 switches, and a standby
-/// takes over after 3 s of silence.
+/// Nodes from which on a fabric is routed in a thread of its own, while the manager goes on answering. Where paths need lanes,
+/// that takes 15 s for a torus of 256 switches, and a standby takes over after 3 s of silence.
 const LARGE: usize = 64;
 
-/// The longest wait for a datagram while that thread is at work, so that its outcome does not lie
-/// around.
+/// The longest wait for a datagram while that thread is at work, so that its outcome does not lie around.
 const WORK_WAIT: Duration = Duration::from_millis(1);
 
 impl Manage {
@@ -206,8 +203,7 @@ struct Daemon {
     umad: Umad,
     file: Option<LidFile>,
     started: Instant,
-    /// Nanoseconds of CPU time in the manager, without those of the library that sends and
-    /// receives.
+    /// Nanoseconds of CPU time in the manager, without those of the library that sends and receives.
     cpu_ns: u64,
     /// Datagrams that the kernel did not take.
     failed_sends: u64,

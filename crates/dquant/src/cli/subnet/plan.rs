@@ -18,14 +18,13 @@ use crate::exit::{CliError, Exit, OUTPUT_HINT};
 
 /// Compute linear forwarding tables for a topology and judge them
 ///
-/// TOPOLOGY is a file or a rule. Files: net files of ibsim, what ibnetdiscover printed, topo.csv of
-/// the Lingjun data set, and TOML (docs/routing.md). Rules: fat-tree:K, leaf-spine:LxSxH,
-/// vl2:AxIxH, torus:AxB:H, dragonfly:AxPxH, rail:UxHxRxS, random:NxDxH:SEED, bcube:NxK;
-/// docs/routing.md explains them.
+/// TOPOLOGY is a file or a rule. Files: net files of ibsim, what ibnetdiscover printed, topo.csv of the
+/// Lingjun data set, and TOML (docs/routing.md). Rules: fat-tree:K, leaf-spine:LxSxH, vl2:AxIxH, torus:AxB:H,
+/// dragonfly:AxPxH, rail:UxHxRxS, random:NxDxH:SEED, bcube:NxK; docs/routing.md explains them.
 ///
-/// load: ordered pairs of hosts' ports whose packets pass a channel, which is one direction of a
-/// link between switches; mean and least of the channels that carry something. VLs: virtual lanes
-/// that keep credit loops out. ms: time of the engine.
+/// load: ordered pairs of hosts' ports whose packets pass a channel, which is one direction of a link
+/// between switches; mean and least of the channels that carry something. VLs: virtual lanes that keep
+/// credit loops out. ms: time of the engine.
 #[derive(Debug, Args)]
 #[command(
     verbatim_doc_comment,
@@ -55,8 +54,7 @@ pub(super) struct Plan {
     )]
     engines: Vec<Name>,
 
-    /// Write it: .net (ibsim), .toml, .dot (Graphviz), .ns3 (ns-3), .topo (csg-htsim), .svg (a
-    /// picture)
+    /// Write it: .net (ibsim), .toml, .dot (Graphviz), .ns3 (ns-3), .topo (csg-htsim), .svg (a picture)
     #[arg(long, value_name = "FILE")]
     write: Option<PathBuf>,
 

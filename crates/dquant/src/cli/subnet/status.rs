@@ -10,8 +10,8 @@ use crate::exit::{CliError, Exit};
 
 /// Show the state of a subnet manager that runs on this machine
 ///
-/// Master or standby, when it swept and set the fabric up, what it refused and counted, and its
-/// last events. Replies go to root and to the user of the manager.
+/// Master or standby, when it swept and set the fabric up, what it refused and counted, and its last
+/// events. Replies go to root and to the user of the manager.
 #[derive(Debug, Args)]
 #[command(
     verbatim_doc_comment,

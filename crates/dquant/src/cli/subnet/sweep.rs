@@ -20,11 +20,10 @@ use crate::exit::{CliError, Exit};
 
 /// Set up the InfiniBand fabric that this machine is connected to, once
 ///
-/// Discovers all nodes and sets LIDs, the SM LID, MTU and VLs of links, linear forwarding tables,
-/// and port states up to Active; then it exits, so nothing reacts to later changes. Valid LIDs
-/// stay, the LMC is 0. Not set: SL2VL and VL arbitration, P_Keys, multicast tables, M_Keys (it
-/// sends 0). There is no subnet administrator, so programs that need path records (RDMA CM, IPoIB)
-/// do not connect.
+/// Discovers all nodes and sets LIDs, the SM LID, MTU and VLs of links, linear forwarding tables, and port
+/// states up to Active; then it exits, so nothing reacts to later changes. Valid LIDs stay, the LMC is 0.
+/// Not set: SL2VL and VL arbitration, P_Keys, multicast tables, M_Keys (it sends 0). There is no subnet
+/// administrator, so programs that need path records (RDMA CM, IPoIB) do not connect.
 ///
 /// Refused: a fabric with a subnet manager, and tables with credit loops on one VL.
 #[derive(Debug, Args)]

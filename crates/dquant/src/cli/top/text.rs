@@ -46,8 +46,7 @@ pub(super) fn of(view: &View, rows: usize) -> String {
     lines.iter().map(fitted).collect::<Vec<_>>().join("\n")
 }
 
-/// How many lines each section gets of all that there are; two more of each are its title and the
-/// blank line before.
+/// How many lines each section gets of all that there are; two more of each are its title and the blank line before.
 fn shares(wanted: &[usize], rows: usize) -> Vec<usize> {
     let mut left = rows.saturating_sub(2 * wanted.len());
     let mut shares = vec![0; wanted.len()];
@@ -203,8 +202,7 @@ fn bar(link: &LinkView) -> String {
 
 const NODES_TITLE: &str = "NODE               AGENT      HEARD       SLOTS FREE  NOTE";
 
-/// Nodes whose agents do not enforce come first, then those with a note; switches without an agent
-/// are left out.
+/// Nodes whose agents do not enforce come first, then those with a note; switches without an agent are left out.
 fn nodes(view: &View) -> Vec<String> {
     let mut nodes: Vec<&NodeView> = view.nodes.iter().filter(|node| node.agent != "none").collect();
     let rank = |node: &&NodeView| match node.agent.as_str() {
