@@ -323,7 +323,7 @@ impl Caller {
     /// Refuses a call for lack of room.
     fn refuse(&self, why: String) -> Status {
         REFUSED_CALLS.count();
-        log::refusal(format_args!("call from {} refused: {why}", self.peer));
+        log::refusal(format_args!("call from {} refused: {why}", self.peer.ip()));
         Status::resource_exhausted(format!("{why}\ntry again later"))
     }
 }
