@@ -71,12 +71,29 @@ fn judge(path: &Path, extension: &str, text: &str) -> Vec<String> {
     match extension {
         "rs" => {
             complaints.extend(missing_header(path, text));
+            complaints.extend(one_processor(path, text));
             complaints.extend(columns::rust(path, text));
         }
         "md" => complaints.extend(columns::markdown(path, text)),
         _ => {}
     }
     complaints
+}
+
+/// A path for one processor has a portable one in the same file, and can be turned off, so that the
+/// portable one is tested (`cargo xtask check portable`).
+fn one_processor(path: &Path, text: &str) -> Option<String> {
+    let arch = concat!("target", "_arch");
+    let named = |line: &&str| line.trim_start().starts_with("#[cfg(") && line.contains(arch);
+    let lines: Vec<&str> = text.lines().filter(named).collect();
+    let has_portable = lines.iter().any(|line| {
+        line.contains(&format!("not({arch}"))
+            || line.contains("not(all(")
+            || line.contains("not(any(")
+    });
+    (!lines.is_empty() && !has_portable).then(|| {
+        format!("{}: a path for one processor, and no #[cfg(not(…))] beside it", path.display())
+    })
 }
 
 fn stray_words(path: &Path, text: &str) -> Vec<String> {
@@ -125,6 +142,17 @@ mod tests {
 
     fn judged(text: &str) -> Vec<String> {
         judge(Path::new("crates/a/src/b.rs"), "rs", text)
+    }
+
+    #[test]
+    fn a_path_for_one_processor_needs_a_portable_one() {
+        let only = concat!("#[cfg(target", "_arch = \"x86_64\")]\nfn f() {}\n");
+        let path = Path::new("c/src/x.rs");
+        assert!(one_processor(path, only).is_some_and(|why| why.contains("c/src/x.rs")));
+        let both =
+            format!("{only}{}", concat!("#[cfg(not(target", "_arch = \"x86_64\"))]\nfn f() {}"));
+        assert_eq!(one_processor(path, &both), None);
+        assert_eq!(one_processor(path, "fn f() {}"), None);
     }
 
     #[test]

@@ -5,7 +5,9 @@
 //! CRC-32C comes from a crate that uses the processor's own instruction.
 
 use xio::dataset::Dtype;
-use xio::kernel::{Codecs, Kernels, NarrowError, Quant, QuantizeError, body, pack, quantize};
+use xio::kernel::{Codecs, Kernels, Quant};
+#[cfg(all(target_arch = "x86_64", not(portable)))]
+use xio::kernel::{NarrowError, QuantizeError, body, pack, quantize};
 
 /// The fastest kernels of this processor, and their name for people.
 pub fn best() -> (Kernels, &'static str) {
@@ -23,7 +25,7 @@ const fn codecs() -> Codecs {
     Codecs::NONE
 }
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(portable)))]
 fn best_loops() -> (Kernels, &'static str) {
     let has_512 = std::arch::is_x86_feature_detected!("avx512bw")
         && std::arch::is_x86_feature_detected!("avx512vl");
@@ -36,14 +38,14 @@ fn best_loops() -> (Kernels, &'static str) {
     }
 }
 
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(not(all(target_arch = "x86_64", not(portable))))]
 fn best_loops() -> (Kernels, &'static str) {
     (Kernels::PORTABLE, "portable")
 }
 
 /// Defines a module with the loops compiled for a processor. Its functions are private, and only
 /// `best_loops` hands them out, after it has found the features.
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(portable)))]
 macro_rules! compiled_for {
     ($module:ident, $features:literal) => {
         mod $module {
@@ -158,11 +160,11 @@ macro_rules! compiled_for {
     };
 }
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(portable)))]
 compiled_for!(avx2, "avx2");
 
 // BW and VL, which are looked for, imply F.
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(portable)))]
 compiled_for!(avx512, "avx512f,avx512bw,avx512vl");
 
 #[cfg(test)]

@@ -14,41 +14,64 @@ const MIN_BYTES: usize = 1024;
 /// # Safety
 /// As for [`ptr::copy_nonoverlapping`].
 pub(super) unsafe fn past_cache(from: *const u8, to: *mut u8, len: usize) {
-    #[cfg(target_arch = "x86_64")]
-    if len >= MIN_BYTES && std::arch::is_x86_feature_detected!("avx") {
-        let head = to.align_offset(LINE_BYTES).min(len);
-        let body = (len - head) / LINE_BYTES * LINE_BYTES;
-        // SAFETY: the three parts are one after the other and add up to `len`; the second begins at
-        // a whole line, and the processor has AVX.
-        unsafe {
-            ptr::copy_nonoverlapping(from, to, head);
-            stream_lines(from.add(head), to.add(head), body);
-            let rest = head + body;
-            ptr::copy_nonoverlapping(from.add(rest), to.add(rest), len - rest);
-        }
-        return;
-    }
     // SAFETY: by the caller.
-    unsafe { ptr::copy_nonoverlapping(from, to, len) }
+    if len < MIN_BYTES || !unsafe { stream(from, to, len) } {
+        // SAFETY: by the caller.
+        unsafe { ptr::copy_nonoverlapping(from, to, len) }
+    }
+}
+
+/// Copies past the cache, if the processor can.
+///
+/// # Safety
+/// As for [`ptr::copy_nonoverlapping`].
+#[cfg(all(target_arch = "x86_64", not(portable)))]
+unsafe fn stream(from: *const u8, to: *mut u8, len: usize) -> bool {
+    if !std::arch::is_x86_feature_detected!("avx") {
+        return false;
+    }
+    let head = to.align_offset(LINE_BYTES).min(len);
+    let body = (len - head) / LINE_BYTES * LINE_BYTES;
+    // SAFETY: the three parts are one after the other and add up to `len`; the second begins at
+    // a whole line, and the processor has AVX.
+    unsafe {
+        ptr::copy_nonoverlapping(from, to, head);
+        stream_lines(from.add(head), to.add(head), body);
+        let rest = head + body;
+        ptr::copy_nonoverlapping(from.add(rest), to.add(rest), len - rest);
+    }
+    true
+}
+
+/// # Safety
+/// Nothing is touched.
+#[cfg(not(all(target_arch = "x86_64", not(portable))))]
+unsafe fn stream(_from: *const u8, _to: *mut u8, _len: usize) -> bool {
+    false
 }
 
 /// Orders all copies before it before the stores after it.
+#[cfg(all(target_arch = "x86_64", not(portable)))]
 pub(super) fn fence() {
-    #[cfg(target_arch = "x86_64")]
     // SAFETY: every processor of this architecture has the instruction.
     unsafe {
         std::arch::x86_64::_mm_sfence();
     }
 }
 
-#[cfg(target_arch = "x86_64")]
+/// Orders all copies before it before the stores after it: ordinary ones, which the release store
+/// that tells of them orders.
+#[cfg(not(all(target_arch = "x86_64", not(portable))))]
+pub(super) fn fence() {}
+
+#[cfg(all(target_arch = "x86_64", not(portable)))]
 const LINE_BYTES: usize = 64;
 
 /// Copies whole lines.
 ///
 /// # Safety
 /// As for [`ptr::copy_nonoverlapping`]; `to` and `len` are multiples of [`LINE_BYTES`].
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(portable)))]
 #[target_feature(enable = "avx")]
 unsafe fn stream_lines(from: *const u8, to: *mut u8, len: usize) {
     use std::arch::x86_64::{__m256i, _mm256_loadu_si256, _mm256_stream_si256};

@@ -204,17 +204,17 @@ impl Ring for Map {
     #[inline]
     fn fetch_to_write(&self, at: u64) {
         let line: *const Line<AtomicU32> = self.line(at);
-        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        #[cfg(all(target_arch = "x86_64", not(any(miri, portable))))]
         // SAFETY: a hint about an address, which changes neither memory nor registers nor flags.
         unsafe {
             std::arch::asm!("prefetchw [{}]", in(reg) line, options(nostack, readonly, preserves_flags));
         }
-        #[cfg(all(target_arch = "aarch64", not(miri)))]
+        #[cfg(all(target_arch = "aarch64", not(any(miri, portable))))]
         // SAFETY: as above.
         unsafe {
             std::arch::asm!("prfm pstl1keep, [{}]", in(reg) line, options(nostack, readonly, preserves_flags));
         }
-        #[cfg(any(miri, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
+        #[cfg(any(miri, portable, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
         let _ = line;
     }
 }
