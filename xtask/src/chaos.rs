@@ -32,12 +32,18 @@ Examples:
 
 const DEFAULT_SEEDS: &str = "0..4000";
 
+/// The test of Parfait that puts a bug in, one after the other.
+const SEEDED_BUGS: &str = "every_seeded_bug_is_found";
+
 fn run(args: &[String]) -> Result<(), Failure> {
     let seeds = parse(args)?;
     shell::run(test("sim", &["--test", "it", "chaos"]).env("DQUANT_SEEDS", seeds))?;
     shell::run(test("parfait", &["--test", "brains"]).env("DQUANT_SEEDS", seeds))?;
     shell::run(&mut test("sim", &["--features", "seeded-bugs", "--test", "seeded"]))?;
-    shell::run(&mut test("parfait", &["--features", "seeded-bugs", "--test", "brains", "seeded"]))
+    shell::run(&mut test(
+        "parfait",
+        &["--features", "seeded-bugs", "--test", "brains", SEEDED_BUGS],
+    ))
 }
 
 fn parse(args: &[String]) -> Result<&str, Failure> {
@@ -57,6 +63,14 @@ fn test(package: &str, what: &[&str]) -> std::process::Command {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A filter that names no test would pass, and find nothing.
+    #[test]
+    fn the_test_of_seeded_bugs_exists() {
+        let file = crate::workspace::root().join("crates/parfait/tests/brains/main.rs");
+        let text = std::fs::read_to_string(file).expect("the tests of brains");
+        assert!(text.contains(&format!("fn {SEEDED_BUGS}()")));
+    }
 
     #[test]
     fn seeds_are_a_range() {

@@ -30,7 +30,7 @@ fn find(bug: Bug, first: u64) -> Option<(u64, String)> {
 }
 
 #[test]
-fn every_planted_mistake_is_found() {
+fn every_seeded_mistake_is_found() {
     std::panic::set_hook(Box::new(|_| {}));
     let mut missed = Vec::new();
     let only = std::env::var("DQUANT_BUG").ok();

@@ -63,7 +63,7 @@ fn many_seeds_keep_every_promise() {
 
 #[cfg(feature = "seeded-bugs")]
 #[test]
-fn every_planted_bug_is_found() {
+fn every_seeded_bug_is_found() {
     const PATIENCE: u64 = 300;
     let only = std::env::var("DQUANT_BUG").ok();
     let is_wanted = |bug: &Bug| only.as_ref().is_none_or(|only| *only == bug.to_string());
