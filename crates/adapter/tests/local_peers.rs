@@ -91,7 +91,7 @@ fn pair(test: u8) -> [Side; 2] {
 }
 
 #[test]
-fn a_neighbour_that_takes_no_turn_is_written_read_and_counted_on() {
+fn a_local_peer_that_takes_no_turn_is_written_read_and_counted_on() {
     let [mut a, mut b] = pair(0);
     let (base, rkey, len) = (b.region.addr, b.region.rkey, BYTES as u32);
     a.adapter.memory_mut().bytes_mut(a.range.addr, BYTES as usize).fill(7);
@@ -142,7 +142,7 @@ fn what_the_peer_does_not_permit_is_refused_by_its_responder() {
 }
 
 #[test]
-fn messages_wait_for_a_neighbour_that_takes_no_turn() {
+fn messages_wait_for_a_local_peer_that_takes_no_turn() {
     let [mut a, mut b] = pair(5);
     let receive = RecvWr { wr_id: 9, sges: b.sge(0, 64) };
     b.adapter.device().endpoint_mut().post_recv(clock::now(), b.qpn, receive).expect("room");

@@ -71,11 +71,11 @@ pub(crate) struct SharedReport {
 }
 
 /// Opens the file and names it to local peers, if the program asks for it.
-pub(super) fn open(settings: &Settings, neighbours: &LocalPath) -> Sharing {
-    settings.shares_memory.then(|| begin(neighbours.as_ref().map_err(Clone::clone)?))
+pub(super) fn open(settings: &Settings, peers: &LocalPath) -> Sharing {
+    settings.shares_memory.then(|| begin(peers.as_ref().map_err(Clone::clone)?))
 }
 
-fn begin(neighbours: &LocalPeers) -> Result<(), String> {
+fn begin(peers: &LocalPeers) -> Result<(), String> {
     static HANDLERS: Once = Once::new();
     // SAFETY: functions without arguments that live as long as the process.
     HANDLERS.call_once(|| unsafe {
@@ -90,7 +90,7 @@ fn begin(neighbours: &LocalPeers) -> Result<(), String> {
     }
     if let Some(shared) = &mut *shared {
         shared.engines += 1;
-        neighbours.offer_movable(&shared.memory);
+        peers.offer_movable(&shared.memory);
     }
     Ok(())
 }

@@ -56,7 +56,7 @@ impl Wire for NoSockets {
 
 struct Side {
     endpoint: Endpoint,
-    neighbours: LocalPeers,
+    peers: LocalPeers,
     memory: Pool,
     base: u64,
 }
@@ -67,20 +67,20 @@ impl Side {
         let endpoint =
             Endpoint::new(EndpointConfig { qpn_prefix, seed, ..EndpointConfig::default() });
         let addresses = [IpAddr::from(address(side))];
-        let neighbours = LocalPeers::open(roce::wire::ROCE_PORT, SLOTS[side], &addresses).unwrap();
+        let peers = LocalPeers::open(roce::wire::ROCE_PORT, SLOTS[side], &addresses).unwrap();
         let mut memory = Pool::new(REGION_BYTES).unwrap();
         let base = memory.alloc(REGION_BYTES, 4096).unwrap().addr;
-        Side { endpoint, neighbours, memory, base }
+        Side { endpoint, peers, memory, base }
     }
 
     fn exchange(&mut self, now: Time) -> usize {
-        let Side { endpoint, neighbours, memory, .. } = self;
-        neighbours.exchange_messages(endpoint, memory, &mut NoSockets, now)
+        let Side { endpoint, peers, memory, .. } = self;
+        peers.exchange_messages(endpoint, memory, &mut NoSockets, now)
     }
 
     fn turn(&mut self, now: Time) -> world::Progress {
-        let Side { endpoint, neighbours, memory, .. } = self;
-        world::turn(endpoint, &mut neighbours.wire(&mut NoSockets), memory, now, |_, _| false)
+        let Side { endpoint, peers, memory, .. } = self;
+        world::turn(endpoint, &mut peers.wire(&mut NoSockets), memory, now, |_, _| false)
     }
 }
 
@@ -103,9 +103,9 @@ impl Shared {
         let mut sides = [0, 1].map(Side::new);
         for side in [0, 1] {
             let remote = SocketAddr::from((address(1 - side), roce::wire::ROCE_PORT));
-            let target = sides[side].neighbours.shared().discover(remote, SLOTS[1 - side]).unwrap();
+            let target = sides[side].peers.shared().discover(remote, SLOTS[1 - side]).unwrap();
             assert!(target.has_fifo());
-            sides[side].neighbours.route(Qpn::new(1), Some(target));
+            sides[side].peers.route(Qpn::new(1), Some(target));
         }
         Shared { sides, now: Time::from_nanos(1_000_000_000), is_direct }
     }
@@ -158,29 +158,29 @@ impl Pair for Shared {
         }
         let remote = SocketAddr::from((address(1 - side), roce::wire::ROCE_PORT));
         let own = &mut self.sides[side];
-        let target = own.neighbours.shared().discover(remote, SLOTS[1 - side]).unwrap();
-        own.neighbours.route(qpn, Some(target));
+        let target = own.peers.shared().discover(remote, SLOTS[1 - side]).unwrap();
+        own.peers.route(qpn, Some(target));
         let descriptor = own.endpoint.qp_descriptor(qpn, |_| Some(address(side).into())).unwrap();
-        own.neighbours.publish_qp(&descriptor);
+        own.peers.publish_qp(&descriptor);
         let MemoryRegion { addr, len, rkey, .. } = *region;
         let access = Access::ALL;
         let descriptor =
             RegionDescriptor { rkey, pd, addr, len, backing: addr, in_file: None, access };
-        own.neighbours.publish_region(&descriptor);
-        own.neighbours.offer_pool(&own.memory);
+        own.peers.publish_region(&descriptor);
+        own.peers.offer_pool(&own.memory);
     }
 
     fn post(&mut self, qpn: Qpn, wrs: &[SendWr]) {
         let (is_direct, now) = (self.is_direct, self.now);
-        let Side { endpoint, neighbours, .. } = &mut self.sides[0];
+        let Side { endpoint, peers, .. } = &mut self.sides[0];
         if !is_direct {
             return Device::post_send(endpoint, now, qpn, wrs).unwrap();
         }
         for wr in wrs {
-            let posted = endpoint.post_send_direct(now, qpn, wr.clone(), neighbours).unwrap();
+            let posted = endpoint.post_send_direct(now, qpn, wr.clone(), peers).unwrap();
             assert!(matches!(posted, Posted::Done | Posted::HandedOver), "{posted:?}");
         }
-        neighbours.wake_for_messages(endpoint, &mut NoSockets);
+        peers.wake_for_messages(endpoint, &mut NoSockets);
     }
 
     fn calls(&mut self) -> Vec<(&'static str, u64)> {

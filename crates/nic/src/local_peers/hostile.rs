@@ -271,7 +271,7 @@ fn a_board_full_of_lies_misdirects_nobody() {
 }
 
 #[test]
-fn a_neighbour_that_claims_an_access_for_ever_is_waited_for_with_a_bound() {
+fn a_local_peer_that_claims_an_access_for_ever_is_waited_for_with_a_bound() {
     let (victim, liar) = (open(VICTIM, 5), open(LIAR, 5));
     discover(&liar, VICTIM, 5).expect("an exchange");
     assert!(victim.shared().quiesce());

@@ -360,7 +360,7 @@ mod tests {
     /// One of two processes, in one.
     struct Side {
         endpoint: Endpoint,
-        neighbours: LocalPeers,
+        peers: LocalPeers,
         sockets: Sockets,
         memory: Pool,
         region: MemoryRegion,
@@ -376,7 +376,7 @@ mod tests {
             let config =
                 EndpointConfig { qpn_prefix: slot, seed: slot.into(), ..Default::default() };
             let mut endpoint = Endpoint::new(config);
-            let neighbours = LocalPeers::open(ROCE_PORT, slot, &[ip]).expect("shared memory");
+            let peers = LocalPeers::open(ROCE_PORT, slot, &[ip]).expect("shared memory");
             let mut memory = Pool::on_demand(BYTES).expect("a small pool");
             let base = memory.alloc(BYTES, 4096).expect("room").addr;
             let pd = endpoint.alloc_pd();
@@ -384,7 +384,7 @@ mod tests {
             let cq = endpoint.create_cq(512).expect("room");
             let qpn = endpoint.create_qp(QpConfig::rc(pd, cq, 64, 64)).expect("room");
             let sockets = Sockets::default();
-            Side { endpoint, neighbours, sockets, memory, region, pd, cq, qpn, slot, ip }
+            Side { endpoint, peers, sockets, memory, region, pd, cq, qpn, slot, ip }
         }
 
         fn first_psn(&self) -> Psn {
@@ -398,8 +398,8 @@ mod tests {
         fn connect(&mut self, other: &Side) {
             let peer = Connect::new(Path::new(other.at()), other.qpn, other.first_psn());
             device::connect(&mut self.endpoint, START, self.qpn, &peer).expect("legal");
-            let target = self.neighbours.shared().discover(other.at(), other.slot);
-            self.neighbours.route(self.qpn, Some(target.expect("an exchange")));
+            let target = self.peers.shared().discover(other.at(), other.slot);
+            self.peers.route(self.qpn, Some(target.expect("an exchange")));
         }
 
         fn send(&mut self, wr_id: u64, op: SendOp, bytes: &[u8]) -> Posted {
@@ -408,8 +408,8 @@ mod tests {
             let sge = Sge { addr, len: bytes.len() as u32, lkey: self.region.lkey };
             let sges = std::iter::once(sge).collect();
             let wr = SendWr { wr_id, op, sges, signaled: true, ..SendWr::default() };
-            let posted = self.endpoint.post_send_direct(START, self.qpn, wr, &mut self.neighbours);
-            self.neighbours.wake_for_messages(&self.endpoint, &mut self.sockets);
+            let posted = self.endpoint.post_send_direct(START, self.qpn, wr, &mut self.peers);
+            self.peers.wake_for_messages(&self.endpoint, &mut self.sockets);
             posted.expect("legal")
         }
 
@@ -428,12 +428,12 @@ mod tests {
 
         /// A turn; returns what it did.
         fn turn(&mut self, now: Time) -> usize {
-            let Side { endpoint, neighbours, sockets, memory, qpn, .. } = self;
-            let messages = neighbours.exchange_messages(endpoint, memory, sockets, now);
+            let Side { endpoint, peers, sockets, memory, qpn, .. } = self;
+            let messages = peers.exchange_messages(endpoint, memory, sockets, now);
             let mut budget = 1 << 20;
-            let _ = endpoint.carry_out_held(now, *qpn, neighbours, &mut budget);
-            neighbours.wake_for_messages(endpoint, sockets);
-            let wire = &mut neighbours.wire(sockets);
+            let _ = endpoint.carry_out_held(now, *qpn, peers, &mut budget);
+            peers.wake_for_messages(endpoint, sockets);
+            let wire = &mut peers.wire(sockets);
             let packets = world::turn(endpoint, wire, memory, now, |_, _| false);
             messages + packets.received + packets.sent
         }
@@ -521,7 +521,7 @@ mod tests {
     }
 
     #[test]
-    fn a_neighbour_that_ends_fails_the_connection_at_once() {
+    fn a_local_peer_that_ends_fails_the_connection_at_once() {
         let [mut a, mut b] = pair(2, [7, 9]);
         b.receive(0, 64);
         a.send(0, SendOp::Send, b"taken");
@@ -537,7 +537,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stopped_neighbour_is_excused_but_not_by_a_process_with_a_port_to_itself() {
+    fn a_stopped_local_peer_is_excused_but_not_by_a_process_with_a_port_to_itself() {
         for (test, slot) in [(3, 7), (4, OWN_PORT)] {
             let [mut a, _b] = pair(test, [slot, 9]);
             a.send(0, SendOp::Send, b"unread");
@@ -559,25 +559,25 @@ mod tests {
         b.turn(START);
         assert!(b.sockets.woken.is_empty());
         a.turn(START);
-        assert!(b.neighbours.fall_asleep());
+        assert!(b.peers.fall_asleep());
         a.send(1, SendOp::Send, b"wake up");
         assert_eq!(a.sockets.woken, [b.qpn]);
-        assert!(a.neighbours.fall_asleep());
-        b.neighbours.shared().wake_up();
+        assert!(a.peers.fall_asleep());
+        b.peers.shared().wake_up();
         b.turn(START);
         let slots: Vec<_> = b.sockets.woken.iter().map(|qpn| qpn.get() >> SLOT_SHIFT).collect();
         assert_eq!(slots, [u32::from(a.slot)]);
-        a.neighbours.shared().wake_up();
+        a.peers.shared().wake_up();
         a.turn(START);
         assert_eq!((a.done().len(), b.done().len()), (2, 2));
         // A acknowledgement that comes before the sleep keeps it from beginning.
         b.receive(2, 64);
         a.send(2, SendOp::Send, b"early");
         b.turn(START);
-        assert!(!a.neighbours.fall_asleep());
-        a.neighbours.shared().wake_up();
+        assert!(!a.peers.fall_asleep());
+        a.peers.shared().wake_up();
         a.turn(START);
-        assert!(a.neighbours.fall_asleep());
+        assert!(a.peers.fall_asleep());
     }
 
     #[test]
@@ -587,8 +587,8 @@ mod tests {
         a.endpoint.destroy_qp(START, a.qpn).expect("it exists");
         assert!(!a.endpoint.awaits_message_acks());
         drop(b);
-        a.neighbours.route(a.qpn, None);
-        assert!(a.neighbours.packets.outgoing.is_empty());
+        a.peers.route(a.qpn, None);
+        assert!(a.peers.packets.outgoing.is_empty());
     }
 
     #[test]
@@ -614,12 +614,12 @@ mod tests {
         let local = |len| [roce::endpoint::Placement { addr: bytes.as_ptr() as u64, len }];
         for header in lies {
             let message = Message { header, path: Path::new(b.at()), local: &local(header.len) };
-            let target = a.neighbours.routes[&a.qpn.get()].clone();
+            let target = a.peers.routes[&a.qpn.get()].clone();
             hand_over(&target, &message).expect("room");
             b.turn(START);
         }
         // From an address that the process has not, and less than a header.
-        let target = a.neighbours.routes[&a.qpn.get()].clone();
+        let target = a.peers.routes[&a.qpn.get()].clone();
         let mut fifo = locked(target.fifo.as_ref().expect("one"));
         let tag = Tag { source: 9, dest: 0, tos: 0, hop_limit: 0 };
         fifo.writer.push_message(tag, HEADER_BYTES, |_| ()).expect("room");
@@ -629,14 +629,14 @@ mod tests {
         b.turn(START);
         assert!(b.done().is_empty());
         assert_eq!(b.endpoint.counters().direct_receives_refused, 4);
-        assert_eq!(b.neighbours.counters().malformed, 2);
+        assert_eq!(b.peers.counters().malformed, 2);
         assert_eq!(b.bytes(0, 64), [0; 64]);
         let _ = a.turn(START);
         // The connection itself is as well as before.
         assert_eq!(a.send(1, SendOp::Send, b"good"), Posted::HandedOver);
         run(&mut a, &mut b, START);
         assert_eq!((b.done(), b.bytes(0, 4)), (vec![(0, WcStatus::Success)], b"good".to_vec()));
-        assert!(a.neighbours.takes_messages(a.qpn) && a.pd == b.pd);
+        assert!(a.peers.takes_messages(a.qpn) && a.pd == b.pd);
     }
 
     /// A second connection between the two; returns its queue pairs.
@@ -667,12 +667,12 @@ mod tests {
             a.send(0, SendOp::Send, b"first");
             send_on(&mut a, a2, 1, b"second");
             for qpn in [b2, b.qpn].into_iter().take(gone.into()) {
-                b.neighbours.withdraw_qp(qpn);
+                b.peers.withdraw_qp(qpn);
                 b.endpoint.destroy_qp(START, qpn).expect("it exists");
             }
-            assert!(a.neighbours.fall_asleep());
+            assert!(a.peers.fall_asleep());
             b.turn(START);
-            assert!(a.neighbours.has_acks());
+            assert!(a.peers.has_acks());
             assert_eq!(b.sockets.woken.len(), 1, "{gone} of two queue pairs are gone");
             assert_eq!(b.sockets.woken[0].get() >> SLOT_SHIFT, 7);
         }
@@ -686,16 +686,16 @@ mod tests {
             a.send(0, SendOp::Send, b"first");
             b.turn(START);
             let path = Path::new(b.at());
-            let Side { neighbours, sockets, .. } = &mut a;
-            let mut wire = neighbours.wire(sockets);
+            let Side { peers, sockets, .. } = &mut a;
+            let mut wire = peers.wire(sockets);
             match look {
                 0 => {}
                 1 => assert!(wire.admits(START, &path, b.qpn, Transport::Rc, 64) > 0),
                 2 => assert!(!wire.is_stalled(&path, b.qpn)),
                 _ => drop(a.send(1, SendOp::Send, &[0; 3000])),
             }
-            assert!(!a.neighbours.fall_asleep(), "look {look}: there is an acknowledgement");
-            a.neighbours.shared().wake_up();
+            assert!(!a.peers.fall_asleep(), "look {look}: there is an acknowledgement");
+            a.peers.shared().wake_up();
             a.turn(START);
             assert_eq!(a.done()[0], (0, WcStatus::Success));
         }
@@ -708,7 +708,7 @@ mod tests {
         for side in [&mut a, &mut b] {
             let reset = roce::endpoint::QpAttr::to(QpState::Reset);
             side.endpoint.modify_qp(START, side.qpn, &reset).expect("legal");
-            side.neighbours.route(side.qpn, None);
+            side.peers.route(side.qpn, None);
         }
         a.connect(&b);
         b.connect(&a);
@@ -732,8 +732,8 @@ mod tests {
         assert!(!a.endpoint.awaits_message_acks());
         b.turn(START);
         a.turn(START);
-        assert!(a.neighbours.fall_asleep(), "it would take turns for ever");
-        a.neighbours.shared().wake_up();
+        assert!(a.peers.fall_asleep(), "it would take turns for ever");
+        a.peers.shared().wake_up();
     }
 
     /// The reader finds a sender's address by its place on the segment, which has room for so many.
@@ -751,7 +751,7 @@ mod tests {
         };
         for (source, done) in [(0, Ok(())), (ADDRESSES as u8, Err(DirectRefusal::NotDirect))] {
             let path = Path { source, ..Path::new(b.at()) };
-            let handed = a.neighbours.hand_over(&Message { header, path, local: &[] });
+            let handed = a.peers.hand_over(&Message { header, path, local: &[] });
             assert_eq!(handed, done, "{source}");
         }
     }
@@ -765,8 +765,8 @@ mod tests {
         let first = [std::mem::replace(&mut a.qpn, a2), std::mem::replace(&mut b.qpn, b2)];
         let peer = Connect::new(Path::new(b.at()), b.qpn, b.first_psn());
         device::connect(&mut a.endpoint, START, a.qpn, &peer).expect("legal");
-        let another = a.neighbours.shared().swap(b.at(), b.slot).expect("an exchange");
-        a.neighbours.route(a.qpn, Some(Arc::new(another)));
+        let another = a.peers.shared().swap(b.at(), b.slot).expect("an exchange");
+        a.peers.route(a.qpn, Some(Arc::new(another)));
         b.connect(&a);
         b.receive(1, 64);
         [a.qpn, b.qpn] = first;

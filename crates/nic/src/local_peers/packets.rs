@@ -438,17 +438,17 @@ fn ecn_bits(ecn: Ecn) -> u8 {
 
 /// The wire of a device with its local peers in front of it.
 pub struct LocalWire<'a, W> {
-    neighbours: &'a mut LocalPeers,
+    peers: &'a mut LocalPeers,
     wire: &'a mut W,
 }
 
 impl<'a, W: Wire + Doorbell> LocalWire<'a, W> {
-    pub(super) fn new(neighbours: &'a mut LocalPeers, wire: &'a mut W) -> LocalWire<'a, W> {
-        LocalWire { neighbours, wire }
+    pub(super) fn new(peers: &'a mut LocalPeers, wire: &'a mut W) -> LocalWire<'a, W> {
+        LocalWire { peers, wire }
     }
 
     fn target(&self, path: &Path, dest: Qpn) -> Option<usize> {
-        let packets = &self.neighbours.packets;
+        let packets = &self.peers.packets;
         if packets.outgoing.is_empty() {
             return None;
         }
@@ -458,7 +458,7 @@ impl<'a, W: Wire + Doorbell> LocalWire<'a, W> {
 
 impl<W: Wire + Doorbell> Wire for LocalWire<'_, W> {
     fn send(&mut self, now: Time, frames: &[TxFrame<'_>], memory: &dyn Memory) {
-        self.neighbours.packets.burst += 1;
+        self.peers.packets.burst += 1;
         let mut rest = frames;
         while let Some(first) = rest.first() {
             let (path, dest) = (first.path, first.dest_qp());
@@ -474,16 +474,16 @@ impl<W: Wire + Doorbell> Wire for LocalWire<'_, W> {
                 self.wire.send(now, run, memory);
                 continue;
             };
-            self.neighbours.packets.push(target, run, memory);
-            if self.neighbours.packets.must_ring(target) {
+            self.peers.packets.push(target, run, memory);
+            if self.peers.packets.must_ring(target) {
                 self.wire.wake(&path, dest);
             }
         }
     }
 
     fn receive(&mut self, now: Time, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
-        self.neighbours.adopt();
-        let LocalPeers { packets, shared, .. } = &mut *self.neighbours;
+        self.peers.adopt();
+        let LocalPeers { packets, shared, .. } = &mut *self.peers;
         packets.burst += 1;
         packets.look_at = packets.look_at.filter(|at| *at > now);
         let taken = packets.receive(&shared.addresses, sink);
@@ -506,7 +506,7 @@ impl<W: Wire + Doorbell> Wire for LocalWire<'_, W> {
         let Some(target) = self.target(path, dest) else {
             return self.wire.admits(now, path, dest, service, count);
         };
-        let packets = &mut self.neighbours.packets;
+        let packets = &mut self.peers.packets;
         let Some(fifo) = &packets.outgoing[target].fifo else {
             return count;
         };
@@ -521,15 +521,15 @@ impl<W: Wire + Doorbell> Wire for LocalWire<'_, W> {
     }
 
     fn next_wakeup(&self) -> Option<Time> {
-        self.neighbours.packets.look_at.into_iter().chain(self.wire.next_wakeup()).min()
+        self.peers.packets.look_at.into_iter().chain(self.wire.next_wakeup()).min()
     }
 
     /// A process with a port to itself establishes its connections anew when a peer has stopped,
     /// and says so: as its own wire, it blames the peer.
     fn is_stalled(&mut self, path: &Path, dest: Qpn) -> bool {
         match self.target(path, dest) {
-            Some(target) if self.neighbours.shared.slot != OWN_PORT => {
-                let fifo = self.neighbours.packets.outgoing[target].fifo.as_ref();
+            Some(target) if self.peers.shared.slot != OWN_PORT => {
+                let fifo = self.peers.packets.outgoing[target].fifo.as_ref();
                 fifo.is_some_and(|fifo| locked(fifo).is_stalled())
             }
             _ => self.wire.is_stalled(path, dest),
@@ -586,7 +586,7 @@ mod tests {
 
     /// One of two processes, in one.
     struct Process {
-        neighbours: LocalPeers,
+        peers: LocalPeers,
         sockets: Sockets,
         ip: IpAddr,
         slot: u8,
@@ -596,20 +596,19 @@ mod tests {
         fn new(slot: u8, test: u8) -> Process {
             let [other, ip] = [ip(2 * FIRST_TEST + test), ip(FIRST_TEST + test)];
             let addresses = [other, ip];
-            let neighbours = LocalPeers::open(ROCE_PORT, slot, &addresses).expect("shared memory");
-            Process { neighbours, sockets: Sockets::default(), ip, slot }
+            let peers = LocalPeers::open(ROCE_PORT, slot, &addresses).expect("shared memory");
+            Process { peers, sockets: Sockets::default(), ip, slot }
         }
 
         fn wire(&mut self) -> LocalWire<'_, Sockets> {
-            self.neighbours.wire(&mut self.sockets)
+            self.peers.wire(&mut self.sockets)
         }
 
         fn discover(&mut self, other: &Process) {
             let remote = SocketAddr::new(other.ip, ROCE_PORT);
-            let target =
-                self.neighbours.shared().discover(remote, other.slot).expect("an exchange");
+            let target = self.peers.shared().discover(remote, other.slot).expect("an exchange");
             assert!(target.has_fifo() && target.why_not().is_none());
-            self.neighbours.route(Qpn::new(1), Some(target));
+            self.peers.route(Qpn::new(1), Some(target));
         }
 
         /// Everything that has arrived: PSN, payload, origin.
@@ -618,7 +617,7 @@ mod tests {
             let mut take = |frame: &RxFrame<'_>| {
                 seen.push((frame.headers.bth().psn.get(), frame.payload.to_vec(), frame.origin));
             };
-            while self.neighbours.wire(&mut self.sockets).receive(now, &mut take) > 0 {}
+            while self.peers.wire(&mut self.sockets).receive(now, &mut take) > 0 {}
             seen
         }
     }
@@ -667,7 +666,7 @@ mod tests {
     const START: Time = Time::from_nanos(1_000_000_000);
 
     #[test]
-    fn packets_for_a_neighbour_arrive_whole_and_others_take_the_sockets() {
+    fn packets_for_a_local_peer_arrive_whole_and_others_take_the_sockets() {
         let (mut from, mut to) = pair(1);
         let (near, far) = (path(&to), Path::new("127.8.31.200:4791".parse().expect("literal")));
         let payloads: Vec<Vec<u8>> = (0..6).map(|psn| vec![psn as u8; 700 * psn]).collect();
@@ -694,7 +693,7 @@ mod tests {
         };
         let wanted = [0, 2, 5].map(|psn: usize| (psn as u32, payloads[psn].clone(), expected));
         assert_eq!(seen, wanted);
-        let (sent, got) = (from.neighbours.counters(), to.neighbours.counters());
+        let (sent, got) = (from.peers.counters(), to.peers.counters());
         assert_eq!((sent.sent_packets, got.received_packets, got.malformed), (3, 3, 0));
         assert_eq!(sent.sent_bytes, got.received_bytes);
     }
@@ -731,7 +730,7 @@ mod tests {
         assert_eq!(admits(&mut from, late, Transport::Rc), 0);
         assert_eq!(admits(&mut from, late, Transport::Ud), 1_000);
         from.wire().send(late, &frames[..10], &NoMemory);
-        let lost = from.neighbours.counters().lost_stopped as usize;
+        let lost = from.peers.counters().lost_stopped as usize;
         assert!((1..=10).contains(&lost), "{lost}");
         sent += 10 - lost;
         // It is read again.
@@ -765,14 +764,14 @@ mod tests {
             from.sockets.woken.len()
         };
         assert_eq!(send(&mut from), 0);
-        assert!(!to.neighbours.fall_asleep(), "a packet is there");
-        to.neighbours.shared().wake_up();
+        assert!(!to.peers.fall_asleep(), "a packet is there");
+        to.peers.shared().wake_up();
         assert_eq!(send(&mut from), 0);
         assert_eq!(to.received(START).len(), 2);
         for sleep in 1..4 {
-            assert!(to.neighbours.fall_asleep());
+            assert!(to.peers.fall_asleep());
             assert_eq!((send(&mut from), send(&mut from)), (sleep, sleep));
-            to.neighbours.shared().wake_up();
+            to.peers.shared().wake_up();
             assert_eq!((send(&mut from), to.received(START).len()), (sleep, 3));
         }
         assert_eq!(from.sockets.woken, [dest(9); 3]);
@@ -792,7 +791,7 @@ mod tests {
         let seldom = steps / (LONGEST_QUIET.as_nanos() / 1_000);
         let looks = u64::from(to.sockets.looks - before);
         assert!((seldom..seldom + 6).contains(&looks), "{looks}");
-        assert!(to.neighbours.fall_asleep());
+        assert!(to.peers.fall_asleep());
         let before = to.sockets.looks;
         to.received(end);
         assert_eq!(to.sockets.looks - before, 1);
@@ -805,7 +804,7 @@ mod tests {
     }
 
     #[test]
-    fn one_neighbour_that_writes_nonsense_or_without_end_does_not_keep_the_others() {
+    fn one_local_peer_that_writes_nonsense_or_without_end_does_not_keep_the_others() {
         let (mut from, mut to) = pair(5);
         let (mut flood, mut liar) = (Process::new(11, 5), Process::new(12, 5));
         flood.discover(&to);
@@ -820,9 +819,9 @@ mod tests {
         let mut seen = 0;
         let taken = to.wire().receive(START, &mut |_| seen += 1);
         assert_eq!((taken, seen), (MAX_TAKEN + 2, MAX_TAKEN + 1));
-        assert_eq!(to.neighbours.counters().malformed, 1);
+        assert_eq!(to.peers.counters().malformed, 1);
         // An address that the liar does not have.
-        let outgoing = &liar.neighbours.packets.outgoing[0];
+        let outgoing = &liar.peers.packets.outgoing[0];
         let tag = Tag { source: 2, dest: 1, tos: 0, hop_limit: 1 };
         let good = frame(near, 9, 1, b"good");
         let push = |tag| {
@@ -832,8 +831,8 @@ mod tests {
         push(tag);
         push(Tag { source: 1, dest: 2, ..tag });
         to.received(START);
-        assert_eq!(to.neighbours.counters().malformed, 3);
-        assert_eq!(to.neighbours.counters().broken, 0);
+        assert_eq!(to.peers.counters().malformed, 3);
+        assert_eq!(to.peers.counters().broken, 0);
     }
 
     #[test]
@@ -855,8 +854,7 @@ mod tests {
             .map(|slot| {
                 let other = Process::new(slot, 6);
                 let remote = SocketAddr::new(to.ip, ROCE_PORT);
-                let target =
-                    other.neighbours.shared().discover(remote, to.slot).expect("an exchange");
+                let target = other.peers.shared().discover(remote, to.slot).expect("an exchange");
                 let accepted = target.has_fifo();
                 to.received(START);
                 (other, accepted)

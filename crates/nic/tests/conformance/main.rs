@@ -77,7 +77,7 @@ fn device_wire() {
 
 #[test]
 fn shared_memory() {
-    run_all(false, rigs::neighbours);
+    run_all(false, rigs::peers);
 }
 
 /// Cargo puts the library beside the tests, or in the folder above, when it was built.

@@ -121,21 +121,21 @@ pub(crate) fn shared_device() -> Wired<DeviceWire> {
 
 /// The wire of one of two processes that exchange packets through shared memory.
 pub(crate) struct Local {
-    neighbours: LocalPeers,
+    peers: LocalPeers,
     wire: DeviceWire,
 }
 
 /// Two processes of this machine, in one.
-pub(crate) fn neighbours() -> Wired<Local> {
+pub(crate) fn peers() -> Wired<Local> {
     let Wired(sides) = shared_device();
     let mut sides = sides.map(|Side { endpoint, wire, pool, path }| {
-        let neighbours =
+        let peers =
             LocalPeers::open(ROCE_PORT, wire.slot(), wire.addresses()).expect("shared memory");
-        Side { endpoint, wire: Local { neighbours, wire }, pool, path }
+        Side { endpoint, wire: Local { peers, wire }, pool, path }
     });
     for (own, other) in [(0, 1), (1, 0)] {
         let (remote, slot) = (sides[other].path.remote, sides[other].wire.wire.slot());
-        let local = &mut sides[own].wire.neighbours;
+        let local = &mut sides[own].wire.peers;
         let target = local.shared().discover(remote, slot).expect("an exchange");
         assert!(target.has_fifo());
         // Any queue pair: packets go by address and slot.
@@ -146,11 +146,11 @@ pub(crate) fn neighbours() -> Wired<Local> {
 
 impl Wire for Local {
     fn send(&mut self, now: Time, frames: &[TxFrame<'_>], memory: &dyn Memory) {
-        self.neighbours.wire(&mut self.wire).send(now, frames, memory);
+        self.peers.wire(&mut self.wire).send(now, frames, memory);
     }
 
     fn receive(&mut self, now: Time, sink: &mut dyn FnMut(&RxFrame<'_>)) -> usize {
-        self.neighbours.wire(&mut self.wire).receive(now, sink)
+        self.peers.wire(&mut self.wire).receive(now, sink)
     }
 
     fn admits(
@@ -161,7 +161,7 @@ impl Wire for Local {
         service: Transport,
         packets: usize,
     ) -> usize {
-        self.neighbours.wire(&mut self.wire).admits(now, path, dest, service, packets)
+        self.peers.wire(&mut self.wire).admits(now, path, dest, service, packets)
     }
 
     fn next_wakeup(&self) -> Option<Time> {
@@ -170,7 +170,7 @@ impl Wire for Local {
     }
 
     fn is_stalled(&mut self, path: &Path, dest: Qpn) -> bool {
-        self.neighbours.wire(&mut self.wire).is_stalled(path, dest)
+        self.peers.wire(&mut self.wire).is_stalled(path, dest)
     }
 }
 
