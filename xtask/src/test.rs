@@ -7,8 +7,10 @@
 //! print.
 
 use std::fs;
+use std::num::NonZero;
 use std::path::Path;
 use std::process;
+use std::thread;
 
 use crate::Command;
 use crate::shell::{self, Failure};
@@ -96,9 +98,12 @@ fn suite(options: &Options<'_>) -> process::Command {
     cargo_test(options, &["--lib", "--bins", "--tests"])
 }
 
+/// With two places for each processor: `.config/nextest.toml` says which tests take both.
 fn nextest(options: &Options<'_>) -> process::Command {
     let mut command =
         cargo(&["nextest", "run", "--workspace", "--features", FEATURES, "--no-fail-fast"]);
+    let processors = thread::available_parallelism().map_or(1, NonZero::get);
+    command.args(["--profile", "suite", "--test-threads", &(2 * processors).to_string()]);
     if options.filter.is_some() {
         command.arg("--no-tests=warn");
     }
