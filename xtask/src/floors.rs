@@ -102,6 +102,22 @@ const FLOORS: &[(&str, &str)] = &[
          manager: mad exchange discovery lids levels partitions setup sm_info administration",
     ),
     (
+        "crates/subnet/src/manager",
+        "config
+         work
+         look
+         event: work look
+         election: event
+         outbox: event
+         schedule
+         fabric: work
+         remembered: fabric
+         task: work look event election
+         installed: fabric task
+         multicast: schedule fabric task
+         service: fabric outbox",
+    ),
+    (
         "crates/parfait/src",
         "runs
          family: runs

@@ -473,11 +473,6 @@ impl Discovery {
 
     // ---- what was found ------------------------------------------------------------------------
 
-    /// The numbering that whoever sends next continues.
-    pub fn numbering(&self) -> Numbering {
-        self.exchange.numbering()
-    }
-
     /// Nodes by GUID.
     pub fn nodes(&self) -> &BTreeMap<u64, FoundNode> {
         &self.nodes
@@ -596,6 +591,10 @@ impl Requester for Discovery {
 
     fn is_done(&self) -> bool {
         self.exchange.is_idle()
+    }
+
+    fn numbering(&self) -> Numbering {
+        self.exchange.numbering()
     }
 
     fn sent(&self) -> u64 {

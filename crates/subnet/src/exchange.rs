@@ -44,6 +44,9 @@ pub trait Requester {
     /// Whether every request has its response or was given up.
     fn is_done(&self) -> bool;
 
+    /// How whoever sends next continues.
+    fn numbering(&self) -> Numbering;
+
     /// Datagrams sent, repeated ones too.
     fn sent(&self) -> u64;
 

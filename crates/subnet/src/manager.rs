@@ -30,283 +30,60 @@
 //! nodes alone that were found to be managers, with the same SM_Key. What it has to send is
 //! bounded, and so is what it reports.
 
+mod config;
+mod election;
 pub mod event;
+mod fabric;
+mod installed;
 mod look;
+mod multicast;
+mod outbox;
+mod remembered;
+mod schedule;
+mod service;
+mod task;
 pub mod work;
 
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
-use alloc::string::{String, ToString};
-use alloc::sync::Arc;
+use alloc::string::ToString;
 use alloc::vec::Vec;
 use core::time::Duration;
 
-use crate::administration::groups::{self, Groups, MulticastTables};
-use crate::administration::inform::{Happening, InformCounters, Subscriptions};
-use crate::administration::rmpp::{Client, RmppCounters, Sender};
-use crate::administration::{self, Directory, Gid, Reply, Status, Subnet};
+use crate::administration::Gid;
+use crate::administration::groups::{Groups, MulticastTables};
+use crate::administration::inform::InformCounters;
+use crate::administration::rmpp::{Client, RmppCounters};
 use crate::discovery::{Discovery, Place};
-use crate::exchange::{Done as Finished, Exchange, Fate, Numbering, Request, Requester};
-use crate::levels::Levels;
-use crate::lids::{LAST_LID, Lids};
+use crate::exchange::{Done as Answer, Fate, Numbering, Request, Requester};
 use crate::mad::{
-    Attribute, DIRECTED_ROUTE, DirectedRoute, KeyGuard, LFT_BLOCK, MAD_BYTES, NodeType, PortInfo,
-    PortState, linear_top, multicast_capacity,
+    Attribute, DIRECTED_ROUTE, KeyGuard, MAD_BYTES, NodeType, PortInfo, PortState, linear_top,
 };
-use crate::partitions::{Memberships, Partitions};
-use crate::setup::{Failure, Ports, Setup, SetupComplaint, Target};
+use crate::partitions::Partitions;
+use crate::setup::Setup;
 use crate::sm_info::{
     ADMINISTRATION, CAPABILITY_CHANGED, Control, Header, LID_ROUTED, NOTICE, Notice, PORT_CHANGED,
-    SmInfo, Standing, WRONG_KEY, method, respond, smp_data,
+    Standing, WRONG_KEY, method, respond, smp_data,
 };
-use event::{Event, Refusal, Summary, Trouble, Why};
+pub use config::{Config, DEFAULT_SM_KEY};
+use election::{Command, Decision, Election, Other};
+use event::{Event, Refusal, Trouble, Why};
+pub use fabric::Fabric;
+use installed::Installed;
 pub use look::Change;
 use look::Look;
-use topology::routes::Engine;
-use work::{Done, How, Routed, Work};
-
-/// Most datagrams that wait to be sent beside the requests of a task.
-const MAX_REPLIES: usize = 256;
-
-/// Most events that wait to be reported.
-const MAX_EVENTS: usize = 256;
-
-/// Rest after a trap that was wrong; it doubles up to [`MAX_TRAP_REST`].
-const TRAP_REST: Duration = Duration::from_millis(50);
-
-/// The longest rest between looks for traps.
-const MAX_TRAP_REST: Duration = Duration::from_secs(5);
-
-/// Rest after multicast tables were written: however fast members come and go, the fabric is looked
-/// at in between.
-const GROUPS_REST: Duration = Duration::from_millis(50);
-
-/// Most managers with another SM_Key that are reported.
-const MAX_FOREIGN: usize = 64;
-
-/// Rest after a report of a control message that was refused.
-const REFUSAL_REST: Duration = Duration::from_secs(1);
-
-/// Sweeps in turn at which a node is silent when it is told how to map service levels, and taken
-/// not to do that then. One that is silent at all else, too, is not in the way: it is left out of
-/// the fabric.
-const MAX_SILENCES: u32 = 3;
-
-/// Most ports that are away and whose LIDs are remembered: as many as there are LIDs.
-const MAX_ABSENT: usize = LAST_LID as usize;
-
-/// Before a heavy sweep that failed is repeated; it doubles up to the interval of light sweeps.
-const RETRY: Duration = Duration::from_millis(500);
+use multicast::Multicast;
+use outbox::Outbox;
+pub use outbox::{Counters, Datagram, Peer};
+use remembered::Remembered;
+use schedule::{Schedule, Suspects};
+use service::Service;
+use task::{Question, Questions, Task, Then, Writing};
+use work::{Done, Work};
 
 /// Intervals of light sweeps in which another master may give way before its part of the fabric is
 /// taken: it finds this one at its next light sweep.
 const RIVAL_INTERVALS: u32 = 3;
-
-/// The SM_Key of managers that were given none: that of opensm, which talks to no manager with
-/// another.
-pub const DEFAULT_SM_KEY: u64 = 1;
-
-/// How it behaves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Config {
-    /// The routing engine.
-    pub engine: Engine,
-    /// 0 to 15; the highest is the master.
-    pub priority: u8,
-    /// Between light sweeps.
-    pub interval: Duration,
-    /// Between polls of the master.
-    pub poll: Duration,
-    /// Polls without a response after which the master is taken for dead.
-    pub misses: u32,
-    /// Low bits of LIDs that end ports ignore.
-    pub lmc: u8,
-    /// The M_Key that requests carry.
-    pub m_key: u64,
-    /// Sets it on all ports, with M_KeyProtectBits and the seconds of the lease.
-    pub guard: Option<(u8, u16)>,
-    /// Of all managers of the subnet.
-    pub sm_key: u64,
-}
-
-impl Default for Config {
-    fn default() -> Config {
-        Config {
-            engine: Engine::Balanced,
-            priority: 0,
-            interval: Duration::from_secs(10),
-            poll: Duration::from_secs(1),
-            misses: 3,
-            lmc: 0,
-            m_key: 0,
-            guard: None,
-            sm_key: DEFAULT_SM_KEY,
-        }
-    }
-}
-
-/// Where a datagram goes to, or came from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Peer {
-    /// By the route in itself.
-    Directed,
-    /// A queue pair at a LID.
-    Lid {
-        /// The LID.
-        lid: u16,
-        /// The number of the queue pair.
-        queue_pair: u32,
-        /// The service level.
-        service_level: u8,
-    },
-}
-
-impl From<Client> for Peer {
-    fn from(client: Client) -> Peer {
-        let Client { lid, queue_pair, service_level } = client;
-        Peer::Lid { lid, queue_pair, service_level }
-    }
-}
-
-/// A datagram and its peer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Datagram {
-    /// To whom, or from whom.
-    pub peer: Peer,
-    /// Its bytes.
-    pub mad: [u8; MAD_BYTES],
-    /// How many of them are sent: a table of subnet administration ends with its last record.
-    pub len: usize,
-}
-
-/// What has happened so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
-    /// Requests sent, repeated ones too.
-    pub sent: u64,
-    /// Heavy sweeps that were begun.
-    pub heavy_sweeps: u64,
-    /// Light sweeps, of all switches.
-    pub light_sweeps: u64,
-    /// Looks at switches that traps came from.
-    pub trap_looks: u64,
-    /// Sweeps after which the fabric kept its last tables.
-    pub failed_sweeps: u64,
-    /// Traps of switches and ports that are known.
-    pub traps: u64,
-    /// Traps that were not heeded: of nobody that is known, or of another kind.
-    pub ignored_traps: u64,
-    /// Control messages of other managers that were refused.
-    pub refused_controls: u64,
-    /// Traps of ports that refused an SMP with a wrong M_Key.
-    pub wrong_keys: u64,
-    /// Datagrams that are none, or of no kind that is handled.
-    pub malformed: u64,
-    /// Responses that nobody waited for.
-    pub unasked: u64,
-    /// Responses for another attribute, port or route than their requests.
-    pub mismatched: u64,
-    /// Replies that were not sent, since too many waited.
-    pub dropped_replies: u64,
-    /// Events that were not reported, for the same reason.
-    pub dropped_events: u64,
-    /// Requests of subnet administration that were answered, refusals too.
-    pub answered: u64,
-    /// Those that were not, since this manager is not master, or has not set up a fabric.
-    pub unanswered: u64,
-    /// Those that were refused since there was no room for them, or for their response.
-    pub without_room: u64,
-    /// Blocks of multicast tables that were not written.
-    pub failed_groups: u64,
-    /// Times that it became master.
-    pub terms: u64,
-}
-
-/// A fabric that is set up.
-#[derive(Debug)]
-pub struct Fabric {
-    discovery: Discovery,
-    routed: Routed,
-    lids: Lids,
-    directory: Directory,
-    /// The tables that it was set up to, by the GUID of the switch, also while the next are
-    /// computed and written.
-    tables: BTreeMap<u64, Arc<Vec<u8>>>,
-    /// Of switches, by GUID.
-    numbers: BTreeMap<u64, u32>,
-    memberships: Option<Memberships>,
-    /// Of the manager's port.
-    own_lid: u16,
-}
-
-impl Fabric {
-    /// The lower of the two ends of a link.
-    fn first_end(&self, end: Place) -> Place {
-        self.discovery.links().get(&end).map_or(end, |far| end.min(*far))
-    }
-
-    /// Who has which LID.
-    pub fn lids(&self) -> &Lids {
-        &self.lids
-    }
-
-    /// The service levels of paths.
-    pub fn levels(&self) -> &Levels {
-        &self.routed.levels
-    }
-}
-
-/// What is under way.
-#[derive(Debug)]
-enum Task {
-    Nothing,
-    Discover(Discovery),
-    Ask(Discovery, Exchange<Place>),
-    Read(Discovery, Exchange<u64>),
-    /// The caller has the work, or gets it next.
-    Route(Option<Box<Work>>),
-    Write(Box<Writing>),
-    Look(Look),
-    /// `SMInfo` of the master.
-    Poll(Exchange<()>),
-    HandOver(Exchange<Other>),
-    /// Multicast forwarding tables: those of the stage that is written, and the next stages.
-    Groups(Exchange<()>, VecDeque<MulticastTables>),
-}
-
-/// A fabric that is being set up.
-#[derive(Debug)]
-struct Writing {
-    setup: Setup,
-    discovery: Discovery,
-    routed: Routed,
-    how: How,
-}
-
-/// Another manager.
-#[derive(Clone, Copy, Debug)]
-struct Other {
-    info: SmInfo,
-    route: DirectedRoute,
-}
-
-/// The master that a standby watches.
-#[derive(Clone, Copy, Debug)]
-struct Master {
-    other: Other,
-    /// Polls without a response.
-    misses: u32,
-}
-
-/// A manager of higher priority that has not taken over.
-#[derive(Clone, Copy, Debug)]
-struct Unwilling {
-    guid: u64,
-    /// It is not asked again before this time,
-    until: Duration,
-    /// nor before a fabric was set up.
-    has_set_up: bool,
-}
 
 /// See the module's text.
 ///
@@ -319,76 +96,30 @@ struct Unwilling {
 #[derive(Debug)]
 pub struct Manager {
     config: Config,
-    standing: Standing,
+    /// GUIDs of the roots of Up*/Down*; none if they are to be found.
+    roots: Vec<u64>,
+    partitions: Option<Partitions>,
+    /// Who is master.
+    election: Election,
+    /// When it sweeps next.
+    schedule: Schedule,
+    /// Whom it looks at for traps.
+    suspects: Suspects,
+    /// What it does now.
     task: Task,
     numbering: Numbering,
-    /// The GUID of its port, once that has responded.
-    guid: Option<u64>,
-    /// Other managers that the last heavy sweep found.
-    others: BTreeMap<Place, Other>,
-    master: Option<Master>,
-    /// The master has handed over.
-    is_promoted: bool,
-    /// It is master, and has not set the fabric up yet.
-    is_new: bool,
-    /// Why it looks for the master.
-    why: Option<Why>,
-    /// Who has not taken over.
-    unwilling: Option<Unwilling>,
-    /// Another master, which goes after it, by its GUID, and until when it may give way.
-    rival: Option<(u64, Duration)>,
-    /// GUIDs of managers with another SM_Key that were reported.
-    foreign: BTreeSet<u64>,
-    /// No refusal is reported before this time, and so many were not.
-    refusal_at: Duration,
-    unreported: u64,
-    /// No sweep for managers that are not known before this time.
-    stranger_at: Duration,
+    /// What nodes hold.
+    installed: Installed,
+    /// The fabric that it has set up; none before, and none while it is not master.
     fabric: Option<Fabric>,
-    /// Tables that switches hold, by GUID.
-    held: BTreeMap<u64, Arc<Vec<u8>>>,
-    /// What ports have got beside their LIDs.
-    ports: Ports,
-    partitions: Option<Partitions>,
-    /// GUIDs of nodes that did not take them, and of those that were silent, at how many sweeps in
-    /// turn.
-    without_levels: BTreeSet<u64>,
-    silent_levels: BTreeMap<u64, u32>,
-    /// GUIDs of switches of whose tables a block could not be read.
-    unreadable: BTreeSet<u64>,
-    roots: Vec<u64>,
-    lids: BTreeMap<Place, u16>,
-    /// Whether `lids` has changed since it was last taken.
-    lids_changed: bool,
-    groups: Groups,
-    /// Tables of subnet administration that are under way.
-    sender: Sender,
-    subscriptions: Subscriptions,
-    /// Multicast forwarding tables that switches hold, and GUIDs of switches of which that is not
-    /// known.
-    trees: MulticastTables,
-    unknown_trees: BTreeSet<u64>,
-    /// Multicast tables are not written before this time, and so long after blocks of them that
-    /// were not written.
-    groups_at: Duration,
-    groups_retry: Duration,
-    /// Of the tables that are being written: the first block that was not, and how many.
-    failed_blocks: Option<(String, usize)>,
-    /// Switches that traps came from.
-    suspects: BTreeSet<u64>,
-    /// A heavy sweep is due at this time.
-    heavy_at: Option<Duration>,
-    /// A light sweep, or a poll of the master, is due at this time.
-    next_at: Duration,
-    /// No look for a trap before this time.
-    trap_at: Duration,
-    trap_rest: Duration,
-    retry: Duration,
-    began: Duration,
-    count: u32,
-    replies: VecDeque<Datagram>,
-    events: VecDeque<Event>,
-    counters: Counters,
+    /// LIDs that ports had.
+    remembered: Remembered,
+    /// Multicast groups and their tables.
+    multicast: Multicast,
+    /// Subnet administration for programs.
+    service: Service,
+    /// What it says.
+    outbox: Outbox,
 }
 
 impl Manager {
@@ -396,59 +127,27 @@ impl Manager {
     /// number of its requests: a responder may still have responses to those of a process before
     /// it.
     pub fn new(config: Config, lids: BTreeMap<Place, u16>, transaction: u32) -> Manager {
+        let mut installed = Installed::default();
+        installed.ports.guard = config.guard.map(|(protection, lease_s)| KeyGuard {
+            key: config.m_key,
+            protection,
+            lease_s,
+        });
         Manager {
             config,
-            standing: Standing::Discovering,
+            roots: Vec::new(),
+            partitions: None,
+            election: Election::new(config.priority, config.sm_key),
+            schedule: Schedule::new(config.interval),
+            suspects: Suspects::default(),
             task: Task::Nothing,
             numbering: Numbering { next: transaction.max(1), m_key: config.m_key },
-            guid: None,
-            others: BTreeMap::new(),
-            master: None,
-            is_promoted: false,
-            is_new: true,
-            why: None,
-            unwilling: None,
-            rival: None,
-            foreign: BTreeSet::new(),
-            refusal_at: Duration::ZERO,
-            unreported: 0,
-            stranger_at: Duration::ZERO,
+            installed,
             fabric: None,
-            held: BTreeMap::new(),
-            ports: Ports {
-                guard: config.guard.map(|(protection, lease_s)| KeyGuard {
-                    key: config.m_key,
-                    protection,
-                    lease_s,
-                }),
-                ..Ports::default()
-            },
-            partitions: None,
-            without_levels: BTreeSet::new(),
-            silent_levels: BTreeMap::new(),
-            unreadable: BTreeSet::new(),
-            roots: Vec::new(),
-            lids,
-            lids_changed: false,
-            groups: Groups::default(),
-            sender: Sender::default(),
-            subscriptions: Subscriptions::default(),
-            trees: MulticastTables::new(),
-            unknown_trees: BTreeSet::new(),
-            groups_at: Duration::ZERO,
-            groups_retry: RETRY,
-            failed_blocks: None,
-            suspects: BTreeSet::new(),
-            heavy_at: Some(Duration::ZERO),
-            next_at: Duration::ZERO,
-            trap_at: Duration::ZERO,
-            trap_rest: TRAP_REST,
-            retry: RETRY,
-            began: Duration::ZERO,
-            count: 0,
-            replies: VecDeque::new(),
-            events: VecDeque::new(),
-            counters: Counters::default(),
+            remembered: Remembered::new(lids),
+            multicast: Multicast::new(Groups::default(), config.interval),
+            service: Service::default(),
+            outbox: Outbox::default(),
         }
     }
 
@@ -460,8 +159,8 @@ impl Manager {
 
     /// With partitions; switches discard packets of others if they are to enforce that.
     pub fn with_partitions(mut self, partitions: Partitions, enforces: bool) -> Manager {
-        self.groups = Groups::with_broadcasts(partitions.broadcasts());
-        self.ports.enforces = enforces;
+        self.multicast.groups = Groups::with_broadcasts(partitions.broadcasts());
+        self.installed.ports.enforces = enforces;
         self.partitions = Some(partitions);
         self
     }
@@ -470,42 +169,21 @@ impl Manager {
 
     /// The next datagram to send.
     pub fn poll_transmit(&mut self, now: Duration) -> Option<Datagram> {
-        if let Some(reply) = self.replies.pop_front() {
+        if let Some(reply) = self.outbox.replies.pop_front() {
             return Some(reply);
         }
-        if let Some((client, mad, len)) = self.sender.poll_transmit(now) {
-            return Some(Datagram { peer: Peer::from(client), mad, len });
-        }
-        if let Some(report) = self.poll_report(now) {
-            return Some(report);
+        let own_lid = self.fabric.as_ref().map_or(0, |fabric| fabric.own_lid);
+        let own = (own_lid, Gid::of(self.election.own.guid));
+        if let Some(datagram) = self.service.poll_transmit(now, own) {
+            return Some(datagram);
         }
         self.begin(now);
         // What has nothing to ask is over at once.
         self.advance(now);
-        let mad = match &mut self.task {
-            Task::Nothing | Task::Route(_) => None,
-            Task::Discover(discovery) => discovery.poll_transmit(now),
-            Task::Ask(_, exchange) => exchange.poll_transmit(now),
-            Task::HandOver(exchange) => exchange.poll_transmit(now),
-            Task::Groups(exchange, _) => exchange.poll_transmit(now),
-            Task::Read(_, exchange) => exchange.poll_transmit(now),
-            Task::Write(writing) => writing.setup.poll_transmit(now),
-            Task::Look(look) => look.exchange.poll_transmit(now),
-            Task::Poll(exchange) => exchange.poll_transmit(now),
-        };
-        self.counters.sent += u64::from(mad.is_some());
-        self.count = self.count.wrapping_add(u32::from(mad.is_some()));
-        Some(Datagram { peer: Peer::Directed, mad: mad?, len: MAD_BYTES })
-    }
-
-    /// The next report to a subscriber.
-    fn poll_report(&mut self, now: Duration) -> Option<Datagram> {
-        if !self.subscriptions.has_work() {
-            return None;
-        }
-        let own = (self.own_lid(), Gid::of(self.guid.unwrap_or(0)));
-        let (client, mad) = self.subscriptions.poll_transmit(now, own)?;
-        Some(Datagram { peer: Peer::from(client), mad, len: MAD_BYTES })
+        let mad = self.task.requester_mut()?.poll_transmit(now)?;
+        self.outbox.counters.sent += 1;
+        self.election.own.count = self.election.own.count.wrapping_add(1);
+        Some(Datagram { peer: Peer::Directed, mad, len: MAD_BYTES })
     }
 
     /// The fabric to be routed, if that is due.
@@ -518,73 +196,62 @@ impl Manager {
 
     /// What has happened.
     pub fn poll_event(&mut self) -> Option<Event> {
-        self.events.pop_front()
+        self.outbox.events.pop_front()
     }
 
     /// When [`handle_timeout`](Manager::handle_timeout) is wanted next; `None` while only the
     /// outcome of work is awaited.
     pub fn poll_timeout(&self) -> Option<Duration> {
-        let tables = [self.sender.poll_timeout(), self.subscriptions.poll_timeout()];
-        tables.into_iter().chain([self.task_timeout()]).flatten().min()
-    }
-
-    fn task_timeout(&self) -> Option<Duration> {
-        match &self.task {
+        let task = match self.task {
             Task::Nothing => self.due(),
-            Task::Route(_) => None,
-            Task::Discover(discovery) => discovery.poll_timeout(),
-            Task::Ask(_, exchange) => exchange.poll_timeout(),
-            Task::HandOver(exchange) => exchange.poll_timeout(),
-            Task::Groups(exchange, _) => exchange.poll_timeout(),
-            Task::Read(_, exchange) => exchange.poll_timeout(),
-            Task::Write(writing) => writing.setup.poll_timeout(),
-            Task::Look(look) => look.exchange.poll_timeout(),
-            Task::Poll(exchange) => exchange.poll_timeout(),
-        }
+            _ => self.task.requester().and_then(Requester::poll_timeout),
+        };
+        [self.service.poll_timeout(), task].into_iter().flatten().min()
     }
 
     /// When a task begins, if none is under way.
     fn due(&self) -> Option<Duration> {
-        if self.standing == Standing::NotActive {
+        let Schedule { heavy_at, next_at, .. } = self.schedule;
+        let standing = self.standing();
+        if standing == Standing::NotActive {
             return None;
         }
-        let for_trap = (!self.suspects.is_empty()).then_some(self.trap_at);
-        let for_groups = self.has_group_changes().then_some(self.groups_at);
         // Where there is no fabric to look at, the next heavy sweep keeps its backoff.
-        let has_regular = self.fabric.is_some() || self.standing == Standing::Standby;
-        let regular = (has_regular || self.heavy_at.is_none()).then_some(self.next_at);
-        let dues = [self.heavy_at, regular, for_trap, for_groups];
-        dues.into_iter().flatten().min()
+        let has_regular = self.fabric.is_some() || standing == Standing::Standby;
+        let regular = (has_regular || heavy_at.is_none()).then_some(next_at);
+        let groups = self.multicast.due().filter(|_| self.fabric.is_some());
+        [heavy_at, regular, self.suspects.due(), groups].into_iter().flatten().min()
     }
 
     /// LIDs by port, to be remembered, if they have changed since the last call.
     pub fn take_lids(&mut self) -> Option<&BTreeMap<Place, u16>> {
-        core::mem::take(&mut self.lids_changed).then_some(&self.lids)
+        self.remembered.take()
     }
 
     /// Its state.
     pub fn standing(&self) -> Standing {
-        self.standing
+        self.election.own.standing
     }
 
     /// What has happened so far.
     pub fn counters(&self) -> Counters {
-        self.counters
+        self.outbox.counters
     }
 
     /// What happened to tables of subnet administration.
     pub fn tables(&self) -> RmppCounters {
-        self.sender.counters()
+        self.service.sender.counters()
     }
 
     /// How many subscribers there are to what happens, and what became of reports to them.
     pub fn subscriptions(&self) -> (usize, InformCounters) {
-        (self.subscriptions.count(), self.subscriptions.counters())
+        let subscriptions = &self.service.subscriptions;
+        (subscriptions.count(), subscriptions.counters())
     }
 
     /// The GUID of its port, once that is known.
     pub fn guid(&self) -> Option<u64> {
-        self.guid
+        self.election.guid()
     }
 
     /// The fabric that it has set up.
@@ -594,79 +261,46 @@ impl Manager {
 
     /// Whether it waits for the time to pass, or for others.
     pub fn is_idle(&self) -> bool {
-        matches!(self.task, Task::Nothing) && self.replies.is_empty()
+        matches!(self.task, Task::Nothing) && self.outbox.replies.is_empty()
     }
 
     // ---- inputs ---------------------------------------------------------------------------------
 
     /// Time has passed.
     pub fn handle_timeout(&mut self, now: Duration) {
-        self.sender.handle_timeout(now);
-        self.subscriptions.handle_timeout(now);
-        match &mut self.task {
-            Task::Nothing | Task::Route(_) => {}
-            Task::Discover(discovery) => discovery.handle_timeout(now),
-            Task::Write(writing) => writing.setup.handle_timeout(now),
-            Task::Ask(_, exchange) => {
-                for done in exchange.handle_timeout(now) {
-                    self.handle_manager(&done);
-                }
-            }
-            Task::Read(_, exchange) => {
-                for done in exchange.handle_timeout(now) {
-                    self.handle_block(&done);
-                }
-            }
-            Task::Look(look) => {
-                for done in look.exchange.handle_timeout(now) {
-                    self.handle_look(&done);
-                }
-            }
-            Task::Poll(exchange) => {
-                for done in exchange.handle_timeout(now) {
-                    self.handle_poll(&done, now);
-                }
-            }
-            Task::HandOver(exchange) => {
-                for done in exchange.handle_timeout(now) {
-                    self.handle_handover(&done, now);
-                }
-            }
-            Task::Groups(exchange, _) => {
-                for done in exchange.handle_timeout(now) {
-                    self.handle_group_block(&done);
-                }
-            }
+        self.service.handle_timeout(now);
+        if let Some(requester) = self.task.requester_mut() {
+            requester.handle_timeout(now);
         }
         self.advance(now);
     }
 
     /// A datagram has arrived.
     pub fn handle_datagram(&mut self, now: Duration, peer: Peer, bytes: &[u8]) {
-        let Ok(mad) = <&[u8; MAD_BYTES]>::try_from(bytes) else {
-            self.counters.malformed += 1;
-            return;
-        };
-        let Some(header) = Header::parse(mad) else {
-            self.counters.malformed += 1;
+        let mad = <&[u8; MAD_BYTES]>::try_from(bytes).ok();
+        let Some((mad, header)) = mad.and_then(|mad| Some((mad, Header::parse(mad)?))) else {
+            self.outbox.counters.malformed += 1;
             return;
         };
         if header.class == ADMINISTRATION {
             return self.administer(now, peer, mad);
         }
         if !header.is_subnet_management() {
-            self.counters.malformed += 1;
+            self.outbox.counters.malformed += 1;
             return;
         }
         let is_sm_info = header.attribute == Attribute::SmInfo.id();
         match header.method {
-            code if code & method::RESPONSE != 0 => self.handle_response(now, bytes),
+            code if code & method::RESPONSE != 0 => match self.task.requester_mut() {
+                Some(requester) => requester.handle_response(bytes),
+                None => self.outbox.counters.unasked += 1,
+            },
             method::GET | method::SET if is_sm_info => self.handle_sm_info(now, peer, &header, mad),
             method::TRAP if header.class == LID_ROUTED && header.attribute == NOTICE => {
                 self.handle_trap(now, peer, mad);
             }
             method::TRAP_REPRESS => {}
-            _ => self.counters.malformed += 1,
+            _ => self.outbox.counters.malformed += 1,
         }
         self.advance(now);
     }
@@ -677,22 +311,23 @@ impl Manager {
             return;
         }
         self.task = Task::Nothing;
-        if self.standing != Standing::Master {
+        if !self.election.is_master() {
             return;
         }
-        self.held = done.held;
+        self.installed.tables = done.held;
         match done.result {
             Ok((routed, target, how)) => {
                 let discovery = done.discovery;
                 // A new manager knows no members of groups; neither does it know those that were
                 // cut off.
-                let known = self.fabric.as_ref().filter(|_| !self.is_new);
+                let known = self.fabric.as_ref();
                 let is_new = |place| known.is_none_or(|fabric| fabric.lids.of(place).is_none());
-                let (channels, numbering) = (&routed.channels, self.numbering);
+                let (ports, numbering) = (&mut self.installed.ports, self.numbering);
                 let partitions = self.partitions.as_ref();
-                self.ports.memberships =
+                ports.memberships =
                     partitions.map(|partitions| partitions.members(&discovery, &target.lids));
-                let setup = Setup::to(&discovery, channels, target, &self.ports, numbering, is_new);
+                let channels = &routed.channels;
+                let setup = Setup::to(&discovery, channels, target, ports, numbering, is_new);
                 let writing = Writing { setup, discovery, routed, how };
                 self.task = Task::Write(Box::new(writing));
             }
@@ -701,156 +336,138 @@ impl Manager {
         self.advance(now);
     }
 
-    fn handle_response(&mut self, now: Duration, bytes: &[u8]) {
-        match &mut self.task {
-            Task::Nothing | Task::Route(_) => self.counters.unasked += 1,
-            Task::Discover(discovery) => discovery.handle_response(bytes),
-            Task::Write(writing) => writing.setup.handle_response(bytes),
-            Task::Ask(_, exchange) => {
-                if let Some(done) = exchange.handle_response(bytes) {
-                    self.handle_manager(&done);
-                }
-            }
-            Task::Read(_, exchange) => {
-                if let Some(done) = exchange.handle_response(bytes) {
-                    self.handle_block(&done);
-                }
-            }
-            Task::Look(look) => {
-                if let Some(done) = look.exchange.handle_response(bytes) {
-                    self.handle_look(&done);
-                }
-            }
-            Task::Poll(exchange) => {
-                if let Some(done) = exchange.handle_response(bytes) {
-                    self.handle_poll(&done, now);
-                }
-            }
-            Task::HandOver(exchange) => {
-                if let Some(done) = exchange.handle_response(bytes) {
-                    self.handle_handover(&done, now);
-                }
-            }
-            Task::Groups(exchange, _) => {
-                if let Some(done) = exchange.handle_response(bytes) {
-                    self.handle_group_block(&done);
-                }
-            }
-        }
-    }
-
-    // ---- the course of a sweep ------------------------------------------------------------------
+    // ---- the course of a task -------------------------------------------------------------------
 
     /// Begins what is due, if nothing is under way.
     fn begin(&mut self, now: Duration) {
-        let is_due = self.due().is_some_and(|due| due <= now);
-        if !matches!(self.task, Task::Nothing) || !is_due {
+        let is_due = |at: Option<Duration>| at.is_some_and(|at| at <= now);
+        if !matches!(self.task, Task::Nothing) || !is_due(self.due()) {
             return;
         }
-        if self.heavy_at.is_some_and(|at| at <= now) {
-            return self.begin_heavy(now);
-        }
-        match (self.standing, self.master) {
-            (Standing::Standby, Some(master)) => self.begin_poll(now, master),
-            (Standing::Master, _) if self.is_look_due(now) => self.begin_look(now),
-            (Standing::Master, _) => self.begin_groups(),
+        let looks = self.schedule.next_at <= now || is_due(self.suspects.due());
+        if is_due(self.schedule.heavy_at) {
+            self.begin_heavy(now);
+        } else if let Some(master) = self.election.master() {
+            let request = Request::get(master.route, Attribute::SmInfo, 0);
+            self.schedule.next_at = now + self.config.poll;
+            self.ask(alloc::vec![(request, Question::Master)], Then::Watch);
+        } else if self.election.is_master() && looks {
+            self.begin_look(now);
+        } else if let Some(fabric) = self.fabric.as_ref() {
+            let stages = self.multicast.stages(fabric);
+            self.write_groups(stages);
+        } else {
             // Whoever has neither a master nor a term looks for both.
-            _ => self.begin_heavy(now),
+            self.begin_heavy(now);
         }
-    }
-
-    /// For a trap, or since the interval is over.
-    fn is_look_due(&self, now: Duration) -> bool {
-        self.next_at <= now || !self.suspects.is_empty() && self.trap_at <= now
     }
 
     fn begin_heavy(&mut self, now: Duration) {
-        self.heavy_at = None;
-        self.began = now;
-        self.counters.heavy_sweeps += 1;
+        self.schedule.heavy_at = None;
+        self.schedule.began = now;
+        self.outbox.counters.heavy_sweeps += 1;
         self.task = Task::Discover(Discovery::beginning(self.numbering));
     }
 
-    fn begin_poll(&mut self, now: Duration, master: Master) {
-        self.next_at = now + self.config.poll;
-        let mut exchange = Exchange::beginning(self.numbering);
-        exchange.request(Request::get(master.other.route, Attribute::SmInfo, 0), ());
-        self.task = Task::Poll(exchange);
-    }
-
+    /// For a trap, or since the interval is over.
     fn begin_look(&mut self, now: Duration) {
         let Some(fabric) = &self.fabric else {
             return self.begin_heavy(now);
         };
-        let is_for_trap = !self.suspects.is_empty() && self.trap_at <= now;
-        let suspects =
-            if is_for_trap { core::mem::take(&mut self.suspects) } else { BTreeSet::new() };
-        self.began = now;
-        if is_for_trap {
-            self.counters.trap_looks += 1;
+        let suspects = self.suspects.take(now);
+        let (look, requests) = Look::at(&fabric.discovery, &suspects);
+        self.schedule.began = now;
+        if look.is_partial {
+            self.outbox.counters.trap_looks += 1;
         } else {
-            self.counters.light_sweeps += 1;
-            self.next_at = now + self.config.interval;
+            self.outbox.counters.light_sweeps += 1;
+            self.schedule.rest(now);
         }
-        self.task = Task::Look(Look::at(&fabric.discovery, &suspects, self.numbering));
+        self.ask(look_questions(requests), Then::FinishLook(look));
     }
 
-    /// Goes on with the next task when one is over.
+    fn ask(&mut self, requests: Vec<(Request, Question)>, then: Then) {
+        self.task = Task::Ask(Questions::new(self.numbering, requests), then);
+    }
+
+    /// Handles answers, and goes on with the next task when one is over.
     fn advance(&mut self, now: Duration) {
         loop {
-            let is_over = match &self.task {
-                Task::Nothing | Task::Route(_) => false,
-                Task::Discover(discovery) => discovery.is_done(),
-                Task::Ask(_, exchange) => exchange.is_idle(),
-                Task::HandOver(exchange) => exchange.is_idle(),
-                Task::Groups(exchange, _) => exchange.is_idle(),
-                Task::Read(_, exchange) => exchange.is_idle(),
-                Task::Write(writing) => writing.setup.is_done(),
-                Task::Look(look) => look.exchange.is_idle(),
-                Task::Poll(exchange) => exchange.is_idle(),
-            };
-            if !is_over {
+            while let Some(answer) = self.task.poll_answer() {
+                self.handle_answer(now, &answer);
+            }
+            if !self.task.requester().is_some_and(Requester::is_done) {
                 return;
             }
-            let task = core::mem::replace(&mut self.task, Task::Nothing);
-            self.note_numbers(&task);
-            match task {
+            match self.end_task() {
+                Task::Nothing | Task::Route(_) => {}
                 Task::Discover(discovery) => self.finish_discovery(now, discovery),
-                Task::Ask(discovery, _) => self.elect(now, discovery),
-                Task::Read(discovery, _) => self.route(discovery),
                 Task::Write(writing) => self.finish_setup(now, *writing),
-                Task::Look(look) => self.finish_look(now, look),
-                Task::Groups(_, stages) if stages.is_empty() => self.finish_groups(now),
-                Task::Groups(_, stages) => self.write_groups(stages),
-                Task::Nothing | Task::Route(_) | Task::Poll(_) | Task::HandOver(_) => {}
+                Task::Ask(_, Then::Elect(discovery)) => self.elect(now, discovery),
+                Task::Ask(_, Then::Route(discovery)) => self.route(discovery),
+                Task::Ask(_, Then::FinishLook(look)) => self.finish_look(now, look),
+                Task::Ask(_, Then::WriteGroups(stages)) if stages.is_empty() => {
+                    if let Some((complaint, count)) = self.multicast.finish(now) {
+                        self.outbox.report(Event::Incomplete(complaint, count));
+                    }
+                }
+                Task::Ask(_, Then::WriteGroups(stages)) => self.write_groups(stages),
+                Task::Ask(_, Then::Watch | Then::HandOver(_)) => {}
             }
         }
     }
 
-    fn note_numbers(&mut self, task: &Task) {
-        let (numbering, discarded) = match task {
-            Task::Nothing | Task::Route(_) => return,
-            Task::Discover(discovery) => (discovery.numbering(), discovery.discarded()),
-            Task::Ask(_, exchange) => (exchange.numbering(), exchange.discarded()),
-            Task::HandOver(exchange) => (exchange.numbering(), exchange.discarded()),
-            Task::Groups(exchange, _) => (exchange.numbering(), exchange.discarded()),
-            Task::Read(_, exchange) => (exchange.numbering(), exchange.discarded()),
-            Task::Write(writing) => (writing.setup.numbering(), writing.setup.discarded()),
-            Task::Look(look) => (look.exchange.numbering(), look.exchange.discarded()),
-            Task::Poll(exchange) => (exchange.numbering(), exchange.discarded()),
-        };
-        self.numbering = numbering;
-        self.counters.unasked += discarded.unasked;
-        self.counters.mismatched += discarded.mismatched;
-        self.counters.malformed += discarded.malformed;
+    /// Responses to a task's requests may still be under way: their numbers must not be used again.
+    fn end_task(&mut self) -> Task {
+        let task = core::mem::take(&mut self.task);
+        if let Some(requester) = task.requester() {
+            let (discarded, counters) = (requester.discarded(), &mut self.outbox.counters);
+            self.numbering = requester.numbering();
+            counters.unasked += discarded.unasked;
+            counters.mismatched += discarded.mismatched;
+            counters.malformed += discarded.malformed;
+        }
+        task
     }
+
+    fn handle_answer(&mut self, now: Duration, answer: &Answer<Question>) {
+        let Answer { request, context, fate } = answer;
+        match *context {
+            Question::Manager(place) => {
+                let foreign = self.election.handle_manager(place, request.route, fate);
+                foreign.into_iter().for_each(|guid| self.outbox.report(Event::Foreign(guid)));
+            }
+            Question::Block(guid) => self.installed.handle_block(guid, request.modifier, fate),
+            Question::Look(asked) => {
+                if let (Task::Ask(questions, Then::FinishLook(look)), Some(fabric)) =
+                    (&mut self.task, &self.fabric)
+                {
+                    let known = (&fabric.discovery, fabric.lids.top());
+                    questions.extend(look_questions(look.handle(request, asked, fate, known)));
+                }
+            }
+            Question::Master => {
+                if let Some(why) = self.election.handle_poll(fate, self.config.misses) {
+                    self.seek(now, why);
+                }
+            }
+            Question::HandOver => self.handle_handover(now, fate),
+            Question::Group(guid) => {
+                let is_written = self.multicast.handle_block(guid, answer);
+                self.outbox.counters.failed_groups += u64::from(!is_written);
+            }
+        }
+    }
+
+    // ---- heavy sweeps ---------------------------------------------------------------------------
 
     fn finish_discovery(&mut self, now: Duration, mut discovery: Discovery) {
         let Some((guid, port)) = discovery.start() else {
             return self.fail(now, Trouble::NoPort);
         };
-        let own = discovery.nodes().get(&guid).map(|node| node.info.port_guid);
-        self.guid = own.or(self.guid);
+        if let Some(node) = discovery.nodes().get(&guid) {
+            self.election.own.guid = node.info.port_guid;
+        }
         if let Some(trouble) = own_trouble(&discovery, (guid, port)) {
             return self.fail(now, trouble);
         }
@@ -858,231 +475,107 @@ impl Manager {
         let (complaints, left_out) = discovery.complaints();
         if let Some(first) = complaints.first() {
             let count = complaints.len() + left_out as usize;
-            self.report(Event::Incomplete(first.to_string(), count));
-            self.heavy_at = Some(now + self.backoff());
+            self.outbox.report(Event::Incomplete(first.to_string(), count));
+            self.schedule.retry(now);
         }
         if let Some(fabric) = &self.fabric {
             discovery.keep_silent(&fabric.discovery);
         }
         discovery.cut_unreadable();
-        let mut exchange = Exchange::beginning(self.numbering);
-        for place in discovery.managers().into_iter().filter(|place| *place != (guid, port)) {
-            if let Some(route) = discovery.route(place) {
-                exchange.request(Request::get(route, Attribute::SmInfo, 0), place);
-            }
-        }
-        self.others.clear();
-        self.task = Task::Ask(discovery, exchange);
-    }
-
-    /// The time until a sweep is repeated that has failed.
-    fn backoff(&mut self) -> Duration {
-        let rest = self.retry;
-        self.retry = (rest * 2).min(self.config.interval.max(RETRY));
-        rest
+        let others = discovery.managers().into_iter().filter(|place| *place != (guid, port));
+        let request = |place| {
+            let request = Request::get(discovery.route(place)?, Attribute::SmInfo, 0);
+            Some((request, Question::Manager(place)))
+        };
+        let requests = others.filter_map(request).collect();
+        self.election.forget_others();
+        self.ask(requests, Then::Elect(discovery));
     }
 
     fn fail(&mut self, now: Duration, trouble: Trouble) {
-        self.counters.failed_sweeps += 1;
-        self.heavy_at = Some(now + self.backoff());
-        self.report(Event::Kept(trouble));
+        self.outbox.counters.failed_sweeps += 1;
+        self.schedule.retry(now);
+        self.outbox.report(Event::Kept(trouble));
     }
 
     /// Reads the tables that another manager wrote, and forgets those of switches that lost them.
     fn read(&mut self, discovery: Discovery) {
-        let mut exchange = Exchange::beginning(self.numbering);
         let written = self.fabric.as_ref().map(|fabric| fabric.lids.top());
+        let mut requests = Vec::new();
         for (guid, node) in discovery.nodes() {
             let Some(info) = node.switch_info else {
                 continue;
             };
-            let top = linear_top(&info);
-            if self.held.contains_key(guid) && written.is_some_and(|written| written == top) {
-                continue;
-            }
-            self.held.remove(guid);
-            self.unknown_trees.insert(*guid);
-            self.ports.levels.retain(|place, _| place.0 != *guid);
-            // A switch holds P_Keys of the end ports next to it.
-            let links = discovery.links();
-            let is_next = |place: &Place| links.get(place).is_some_and(|far| far.0 == *guid);
-            self.ports.keys.retain(|place, _| place.0 != *guid && !is_next(place));
-            // Nothing was written where there is no last LID.
-            let blocks = if top == 0 { 0 } else { u32::from(top) / LFT_BLOCK as u32 + 1 };
-            for block in 0..blocks {
-                let attribute = Attribute::LinearForwardingTable;
-                exchange.request(Request::get(node.route, attribute, block), *guid);
+            let is_known = self.installed.tables.contains_key(guid);
+            if !is_known || written != Some(linear_top(&info)) {
+                self.multicast.forget_switch(*guid);
+                requests.extend(self.installed.read_anew(*guid, &discovery));
             }
         }
-        self.task = Task::Read(discovery, exchange);
-    }
-
-    /// A table of which a block is missing is unknown as a whole.
-    fn handle_block(&mut self, done: &Finished<u64>) {
-        let Fate::Response(data) = done.fate else {
-            self.unreadable.insert(done.context);
-            return;
-        };
-        let at = done.request.modifier as usize * LFT_BLOCK;
-        let table = Arc::make_mut(self.held.entry(done.context).or_default());
-        if table.len() < at + LFT_BLOCK {
-            table.resize(at + LFT_BLOCK, topology::routes::NO_ROUTE);
-        }
-        table[at..at + LFT_BLOCK].copy_from_slice(&data);
+        self.ask(requests, Then::Route(discovery));
     }
 
     fn route(&mut self, discovery: Discovery) {
-        for guid in core::mem::take(&mut self.unreadable) {
-            self.held.remove(&guid);
-        }
+        self.installed.forget_unreadable();
         let previous = self.fabric.as_ref().map(|fabric| fabric.routed.clone());
         self.task = Task::Route(Some(Box::new(Work {
             discovery,
             engine: self.config.engine,
             lmc: self.config.lmc,
-            remembered: self.lids.clone(),
-            prefers_present: self.is_new,
-            held: core::mem::take(&mut self.held),
+            remembered: self.remembered.lids.clone(),
+            prefers_present: self.fabric.is_none(),
+            held: core::mem::take(&mut self.installed.tables),
             previous,
             roots: self.roots.clone(),
-            without_levels: self.without_levels.clone(),
+            without_levels: self.installed.without_levels.clone(),
         })));
     }
 
     fn finish_setup(&mut self, now: Duration, writing: Writing) {
-        let Writing { setup, mut discovery, routed, how } = writing;
-        self.note_ports(&setup, &discovery);
+        let summary = writing.summary(now.saturating_sub(self.schedule.began));
+        let Writing { setup, mut discovery, routed, .. } = writing;
+        self.installed.note_ports(&setup, &discovery);
         if !setup.failed_levels().is_empty() {
             // No table was written: the fabric is what it was before.
-            self.counters.failed_sweeps += 1;
+            self.outbox.counters.failed_sweeps += 1;
             return self.complain(now, &setup);
-        }
-        let target = setup.target();
-        let mut tables = BTreeMap::new();
-        let mut numbers = BTreeMap::new();
-        for (number, switch) in (0..).zip(routed.channels.switches()) {
-            let guid = routed.guids.get(switch.index()).copied().unwrap_or(0);
-            let table = Arc::new(target.transition.target.table(number).to_vec());
-            if setup.has_table(guid) {
-                self.held.insert(guid, Arc::clone(&table));
-            } else {
-                self.held.remove(&guid);
-            }
-            tables.insert(guid, table);
-            numbers.insert(guid, number);
         }
         setup.ports().for_each(|(place, info)| discovery.set_port(place, info));
         setup.switches().for_each(|(guid, info)| discovery.set_switch_info(guid, info));
-        let nanoseconds = now.saturating_sub(self.began).as_nanos() as u64;
-        let summary = summary(&discovery, target, routed.engine, how, nanoseconds);
-        self.report(Event::SetUp(summary));
-        for (place, lid) in target.lids.iter() {
-            self.lids_changed |= self.lids.insert(place, lid) != Some(lid);
-        }
+        self.outbox.report(Event::SetUp(summary));
         self.complain(now, &setup);
-        self.is_new = false;
-        if let Some(other) = &mut self.unwilling {
-            other.has_set_up = true;
-        }
-        let directory = Directory::new(&discovery, &target.lids);
-        let switches = discovery.nodes().values().filter_map(|node| node.switch_info);
-        let capacity = switches.map(|info| multicast_capacity(&info)).min().unwrap_or(0);
-        self.forget_lids(&directory, &target.lids);
-        self.groups.keep(capacity, |place| target.lids.of(place).is_some());
-        self.subscriptions.keep(|lid| directory.at(lid).is_some());
-        if let Some(before) = self.fabric.take() {
-            self.compare(&before, &discovery, &target.lids);
-        }
-        for what in self.groups.take_happened() {
-            self.subscriptions.happen(what);
-        }
-        // The tree may be another.
-        self.groups.is_changed |= self.groups.has_members();
-        let lids = target.lids.clone();
-        let memberships = self.ports.memberships.clone();
-        let of = |place: Place| lids.of(place).or(lids.of((place.0, 0)));
-        let own_lid = discovery.start().and_then(of).unwrap_or(0);
-        self.fabric = Some(Fabric {
-            discovery,
-            routed,
-            lids,
-            directory,
-            tables,
-            numbers,
-            memberships,
-            own_lid,
-        });
-        self.next_at = now + self.config.interval;
+        let memberships = self.installed.ports.memberships.clone();
+        let before = self.fabric.take();
+        let fabric =
+            self.fabric.insert(Fabric::new(discovery, routed, setup.target(), memberships));
+        self.installed.note_tables(&setup, fabric);
+        self.election.note_setup();
+        self.remembered.update(fabric);
+        self.multicast.adopt(fabric);
+        self.service.adopt(before.as_ref(), fabric, &mut self.multicast.groups);
+        self.schedule.rest(now);
     }
 
     /// Reports what went wrong, and repeats the sweep then.
     fn complain(&mut self, now: Duration, setup: &Setup) {
         match setup.complaints().first() {
-            None => self.retry = RETRY,
+            None => self.schedule.succeeded(),
             Some(first) => {
                 let count = setup.complaints().len() + setup.complaints_left_out() as usize;
-                self.report(Event::Incomplete(first.to_string(), count));
-                self.heavy_at = Some(now + self.backoff());
+                self.outbox.report(Event::Incomplete(first.to_string(), count));
+                self.schedule.retry(now);
             }
         }
-    }
-
-    /// Notes which ports have P_Keys, and which map service levels to lanes. A node that does not
-    /// take that leaves one lane for all paths: at once if it refuses, after some sweeps in turn if
-    /// it is silent.
-    fn note_ports(&mut self, setup: &Setup, discovery: &Discovery) {
-        self.ports.keys.extend(setup.keys().map(|(place, keys)| (place, keys.clone())));
-        self.ports.levels.extend(setup.levels());
-        let mut silent = BTreeSet::new();
-        for (place, why) in setup.failed_levels() {
-            self.ports.levels.remove(place);
-            match why {
-                Failure::Refused => drop(self.without_levels.insert(place.0)),
-                Failure::Silent => drop(silent.insert(place.0)),
-            }
-        }
-        self.silent_levels.retain(|guid, _| silent.contains(guid));
-        for guid in silent {
-            let silences = self.silent_levels.entry(guid).or_default();
-            *silences += 1;
-            if *silences >= MAX_SILENCES {
-                self.without_levels.insert(guid);
-            }
-        }
-        let is_there = |guid: &u64| discovery.nodes().contains_key(guid);
-        self.ports.levels.retain(|(guid, _), _| is_there(guid));
-        self.ports.keys.retain(|(guid, _), _| is_there(guid));
-        self.without_levels.retain(is_there);
-    }
-
-    /// Forgets LIDs of ports that are away and that others have now; of all ports that are away, if
-    /// there are too many.
-    fn forget_lids(&mut self, directory: &Directory, lids: &Lids) {
-        let before = self.lids.len();
-        let is_crowded = before - lids.count() > MAX_ABSENT;
-        self.lids.retain(|place, lid| {
-            lids.of(*place).is_some() || !is_crowded && directory.at(*lid).is_none()
-        });
-        self.lids_changed |= self.lids.len() != before;
     }
 
     // ---- light sweeps ---------------------------------------------------------------------------
 
-    fn handle_look(&mut self, done: &Finished<look::Asked>) {
-        if let (Task::Look(look), Some(fabric)) = (&mut self.task, &self.fabric) {
-            look.handle(done, &fabric.discovery, fabric.lids.top());
-        }
-    }
-
     fn finish_look(&mut self, now: Duration, look: Look) {
-        let found = !look.down.is_empty() || look.more.is_some();
         if look.is_partial {
-            self.trap_rest =
-                if found { TRAP_REST } else { (self.trap_rest * 2).min(MAX_TRAP_REST) };
-            self.trap_at = if found { now } else { now + self.trap_rest };
+            self.suspects.looked(now, !look.down.is_empty() || look.more.is_some());
         }
         if let Some(change) = look.more {
-            self.report(Event::Noticed(change));
+            self.outbox.report(Event::Noticed(change));
             return self.begin_heavy(now);
         }
         let (Some(first), Some(fabric)) = (look.down.first(), &self.fabric) else {
@@ -1090,10 +583,9 @@ impl Manager {
         };
         // Both ends may say so.
         let links: BTreeSet<Place> = look.down.iter().map(|end| fabric.first_end(*end)).collect();
-        let event = Event::LinksDown(*first, links.len());
+        self.outbox.report(Event::LinksDown(*first, links.len()));
         let mut discovery = fabric.discovery.clone();
         discovery.cut(&look.down);
-        self.report(event);
         self.route(discovery);
     }
 
@@ -1102,296 +594,92 @@ impl Manager {
         let notice = Notice::parse(&smp_data(mad));
         let is_heeded = notice.is_generic
             && matches!(notice.trap, PORT_CHANGED | CAPABILITY_CHANGED | WRONG_KEY)
-            && self.standing == Standing::Master;
-        if !is_heeded {
-            self.counters.ignored_traps += 1;
-            return;
-        }
-        let fabric = self.fabric.as_ref();
+            && self.election.is_master();
+        let fabric = self.fabric.as_ref().filter(|_| is_heeded);
         let known = fabric.and_then(|fabric| fabric.directory.at(notice.issuer_lid));
         let Some((guid, _)) = known else {
-            self.counters.ignored_traps += 1;
+            self.outbox.counters.ignored_traps += 1;
             return;
         };
-        self.counters.traps += 1;
+        self.outbox.counters.traps += 1;
         let mut repress = *mad;
         repress[3] = method::TRAP_REPRESS;
-        self.reply(peer, repress);
+        self.outbox.reply(peer, repress, MAD_BYTES);
         match notice.trap {
-            PORT_CHANGED => drop(self.suspects.insert(guid)),
+            PORT_CHANGED => self.suspects.add(guid),
             WRONG_KEY => {
-                self.counters.wrong_keys += 1;
-                self.report_refusal(now, Refusal::WrongManagementKey(guid, notice.violator_lid));
+                self.outbox.counters.wrong_keys += 1;
+                let refusal = Refusal::WrongManagementKey(guid, notice.violator_lid);
+                self.outbox.report_refusal(now, refusal);
             }
             // A manager may have begun or ended there.
-            _ => self.suspect_stranger(now),
+            _ => self.schedule.suspect_stranger(now),
         }
     }
 
-    // ---- subnet administration ------------------------------------------------------------------
+    // ---- multicast and subnet administration ----------------------------------------------------
+
+    fn write_groups(&mut self, mut stages: VecDeque<MulticastTables>) {
+        if let (Some(stage), Some(fabric)) = (stages.pop_front(), &self.fabric) {
+            let requests = self.multicast.write(stage, fabric);
+            self.ask(requests, Then::WriteGroups(stages));
+        }
+    }
 
     fn administer(&mut self, now: Duration, peer: Peer, mad: &[u8; MAD_BYTES]) {
         let (Some(fabric), Peer::Lid { lid, queue_pair, service_level }) = (&self.fabric, peer)
         else {
-            self.counters.unanswered += 1;
+            self.outbox.counters.unanswered += 1;
             return;
         };
         let client = Client { lid, queue_pair, service_level };
-        if Sender::is_meant(mad) {
-            return self.sender.handle(now, client, mad);
-        }
-        if Subscriptions::is_response(mad) {
-            return self.subscriptions.handle_response(client, mad);
-        }
-        // The client was impatient.
-        if self.sender.is_under_way(client, mad) {
-            return;
-        }
-        let lids = fabric.directory.lids_beside(lid);
-        let room = self.sender.room(lids.clone());
-        let subnet = Subnet {
-            discovery: &fabric.discovery,
-            lids: &fabric.lids,
-            directory: &fabric.directory,
-            tables: &fabric.tables,
-            numbers: &fabric.numbers,
-            levels: &fabric.routed.levels,
-            memberships: fabric.memberships.as_ref(),
-            manager: self.sm_info(),
-            room,
-        };
-        let own_lid = fabric.own_lid;
-        let subscribed = self.subscriptions.answer(client, lids, own_lid, mad);
-        let answer =
-            subscribed.or_else(|| administration::answer(&subnet, &mut self.groups, lid, mad));
-        for what in self.groups.take_happened() {
-            self.subscriptions.happen(what);
-        }
-        match answer {
-            Some(Reply::Datagram(response, len)) => {
-                self.counters.answered += 1;
-                let is_without_room = response[4..6] == Status::NoResources.code().to_be_bytes();
-                self.counters.without_room += u64::from(is_without_room);
-                self.reply_with(peer, response, len);
-            }
-            Some(Reply::Table(table)) => {
-                self.counters.answered += 1;
-                self.sender.send(now, client, table);
-            }
-            None => self.counters.malformed += 1,
-        }
-    }
-
-    /// The LID of its port; 0 before there is one.
-    fn own_lid(&self) -> u16 {
-        self.fabric.as_ref().map_or(0, |fabric| fabric.own_lid)
-    }
-
-    /// Tells subscribers which ports came and went since the fabric of before.
-    fn compare(&mut self, before: &Fabric, discovery: &Discovery, lids: &Lids) {
-        let gid = |discovery: &Discovery, place| discovery.port_guid(place).map(Gid::of);
-        let new = lids.iter().filter(|(place, _)| before.lids.of(*place).is_none());
-        let new = new.filter_map(|(place, _)| gid(discovery, place)).map(Happening::InService);
-        let gone = before.lids.iter().filter(|(place, _)| lids.of(*place).is_none());
-        let gone = gone.filter_map(|(place, _)| gid(&before.discovery, place));
-        for what in gone.map(Happening::OutOfService).chain(new) {
-            self.subscriptions.happen(what);
-        }
-    }
-
-    fn has_group_changes(&self) -> bool {
-        self.groups.is_changed && self.fabric.is_some() && self.standing == Standing::Master
-    }
-
-    /// Writes what old and new trees have in common, and then the new trees.
-    fn begin_groups(&mut self) {
-        self.groups.is_changed = false;
-        let Some(fabric) = &self.fabric else {
-            return;
-        };
-        let routed = &fabric.routed;
-        let order: Vec<u64> =
-            routed.ranks.order().iter().map(|switch| routed.guid(*switch)).collect();
-        let target = self.groups.tables(&fabric.discovery, &order);
-        // A switch may be new, may have lost its tables, or have those of another manager: as if
-        // all ports were in all trees.
-        let blocks = self.groups.blocks();
-        for guid in core::mem::take(&mut self.unknown_trees) {
-            let node = fabric.discovery.nodes().get(&guid);
-            let positions = node.map_or(0, |node| node.info.ports / 16 + 1);
-            let keys = (0..positions).flat_map(|at| (0..blocks).map(move |block| (at, block)));
-            self.trees.extend(keys.map(|(at, block)| ((guid, at, block), [0xff; 64])));
-        }
-        self.trees.retain(|(guid, ..), _| fabric.discovery.nodes().contains_key(guid));
-        let common = groups::common(&self.trees, &target);
-        self.write_groups(VecDeque::from([common, target]));
-    }
-
-    fn write_groups(&mut self, mut stages: VecDeque<MulticastTables>) {
-        let (Some(stage), Some(fabric)) = (stages.pop_front(), &self.fabric) else {
-            return;
-        };
-        let mut exchange = Exchange::beginning(self.numbering);
-        for (key, data) in stage {
-            let (guid, position, block) = key;
-            let node = fabric.discovery.nodes().get(&guid);
-            let known = self.trees.get(&key).unwrap_or(&[0; 64]);
-            if let Some(node) = node.filter(|_| *known != data) {
-                let modifier = u32::from(position) << 28 | u32::from(block);
-                let attribute = Attribute::MulticastForwardingTable;
-                exchange.request(Request::set(node.route, attribute, modifier, data), ());
-                self.trees.insert(key, data);
-            }
-        }
-        self.task = Task::Groups(exchange, stages);
-    }
-
-    /// A block that was not written is unknown: the next time it is written as if all ports were in
-    /// it.
-    fn handle_group_block(&mut self, done: &Finished<()>) {
-        if matches!(done.fate, Fate::Response(_)) {
-            return;
-        }
-        let route = done.request.route;
-        let nodes = self.fabric.iter().flat_map(|fabric| fabric.discovery.nodes());
-        let guid = nodes.filter(|(_, node)| node.route == route).map(|(guid, _)| *guid).next();
-        let (position, block) = (done.request.modifier >> 28, done.request.modifier & 0xffff);
-        if let Some(guid) = guid {
-            self.trees.insert((guid, position as u8, block as u16), [0xff; 64]);
-        }
-        self.counters.failed_groups += 1;
-        let Request { attribute, modifier, .. } = done.request;
-        let complaint = match done.fate {
-            Fate::Refused(status) => SetupComplaint::Refused(route, attribute, modifier, status),
-            _ => SetupComplaint::Silent(route, attribute, modifier),
-        };
-        self.failed_blocks.get_or_insert_with(|| (complaint.to_string(), 0)).1 += 1;
-    }
-
-    /// What was not written is written again later.
-    fn finish_groups(&mut self, now: Duration) {
-        let Some((complaint, count)) = self.failed_blocks.take() else {
-            self.groups_at = now + GROUPS_REST;
-            self.groups_retry = RETRY;
-            return;
-        };
-        self.report(Event::Incomplete(complaint, count));
-        self.groups.is_changed = true;
-        self.groups_at = now + self.groups_retry;
-        self.groups_retry = (self.groups_retry * 2).min(self.config.interval.max(RETRY));
+        let (groups, outbox) = (&mut self.multicast.groups, &mut self.outbox);
+        self.service.handle(now, client, mad, (fabric, self.election.own), groups, outbox);
     }
 
     // ---- the election ---------------------------------------------------------------------------
 
-    /// What it tells others about itself.
-    fn sm_info(&self) -> SmInfo {
-        SmInfo {
-            guid: self.guid.unwrap_or(0),
-            key: self.config.sm_key,
-            count: self.count,
-            priority: self.config.priority,
-            standing: self.standing,
-        }
-    }
-
-    fn handle_manager(&mut self, done: &Finished<Place>) {
-        let Fate::Response(data) = done.fate else {
-            return;
-        };
-        let Some(info) = SmInfo::parse(&data) else {
-            return;
-        };
-        if is_of_subnet(&info, self.config.sm_key) {
-            self.others.insert(done.context, Other { info, route: done.request.route });
-        } else if self.foreign.len() < MAX_FOREIGN && self.foreign.insert(info.guid) {
-            self.report(Event::Foreign(info.guid));
-        }
-    }
-
-    /// The first of the other managers in a state.
-    fn first_of(&self, is_meant: impl Fn(&SmInfo) -> bool) -> Option<Other> {
-        let meant = self.others.values().filter(|other| is_meant(&other.info));
-        meant
-            .copied()
-            .reduce(|best, other| if other.info.is_before(&best.info) { other } else { best })
-    }
-
-    /// All nodes and managers are known: who is master?
+    /// All nodes and managers are known.
     fn elect(&mut self, now: Duration, discovery: Discovery) {
-        let own = self.sm_info();
-        if self.standing == Standing::Master {
-            return self.defend(now, discovery, &own);
-        }
-        let master = self.first_of(|other| other.standing == Standing::Master);
-        let is_candidate = |other: &SmInfo| {
-            matches!(other.standing, Standing::Standby | Standing::Discovering)
-                && other.is_before(&own)
-        };
-        let ahead = master.or_else(|| self.first_of(is_candidate));
-        match ahead.filter(|_| !self.is_promoted) {
-            Some(other) => self.stand_by(now, other),
-            None => {
-                let why = self.why.take().unwrap_or(Why::First);
-                (self.is_promoted, self.is_new) = (false, true);
-                self.counters.terms += 1;
+        match self.election.decide(now, self.config.interval * RIVAL_INTERVALS) {
+            Decision::StandBy(other) => self.stand_by(now, other),
+            Decision::Lead(why) => {
+                self.outbox.counters.terms += 1;
                 self.change(Standing::Master, why);
                 self.read(discovery);
             }
+            Decision::HandOver(other) => {
+                let (attribute, modifier) = (Attribute::SmInfo, Control::Handover.modifier());
+                let own = self.election.own.emit();
+                let request = Request::set(other.route, attribute, modifier, own);
+                self.ask(alloc::vec![(request, Question::HandOver)], Then::HandOver(other));
+            }
+            Decision::Wait(rival) => {
+                self.outbox.report(Event::Rival(rival));
+                self.schedule.retry(now);
+            }
+            Decision::Continue => self.read(discovery),
         }
     }
 
-    /// A master hands over to whoever goes before it, and lets others hand over to it before it
-    /// goes on.
-    fn defend(&mut self, now: Duration, discovery: Discovery, own: &SmInfo) {
-        let rests = |other: &Unwilling| now < other.until || !other.has_set_up;
-        let unwilling = self.unwilling.filter(rests).map(|other| other.guid);
-        let is_ahead = |other: &SmInfo| {
-            Some(other.guid) != unwilling
-                && match other.standing {
-                    Standing::Master => other.is_before(own),
-                    Standing::Standby => other.priority > own.priority,
-                    _ => false,
-                }
-        };
-        if let Some(other) = self.first_of(is_ahead) {
-            let mut exchange = Exchange::beginning(self.numbering);
-            let (attribute, modifier) = (Attribute::SmInfo, Control::Handover.modifier());
-            exchange.request(Request::set(other.route, attribute, modifier, own.emit()), other);
-            self.task = Task::HandOver(exchange);
+    fn handle_handover(&mut self, now: Duration, fate: &Fate) {
+        let Task::Ask(_, Then::HandOver(other)) = self.task else {
             return;
-        }
-        let rival = self.first_of(|other| other.standing == Standing::Master);
-        let patience = self.config.interval * RIVAL_INTERVALS;
-        // Whoever has not given way in that time is not waited for again as long as it is there.
-        let known = |rival: Other| {
-            let before = self.rival.filter(|(guid, _)| *guid == rival.info.guid);
-            before.unwrap_or((rival.info.guid, now + patience))
         };
-        self.rival = rival.map(known);
-        if let Some((rival, _)) = rival.zip(self.rival).filter(|(_, (_, until))| now < *until) {
-            self.report(Event::Rival(rival.info));
-            self.heavy_at = Some(now + self.backoff());
-        } else {
-            self.read(discovery);
-        }
-    }
-
-    fn handle_handover(&mut self, done: &Finished<Other>, now: Duration) {
-        match done.fate {
-            Fate::Response(_) => self.stand_by(now, done.context),
+        match fate {
+            Fate::Response(_) => self.stand_by(now, other),
             // It has not taken over, so this one goes on.
             Fate::Refused(_) | Fate::Silent => {
-                let rest = self.backoff();
-                let (guid, until) = (done.context.info.guid, now + rest);
-                self.unwilling = Some(Unwilling { guid, until, has_set_up: false });
-                self.heavy_at = Some(now);
+                let until = now + self.schedule.retry(now);
+                self.election.keep_mastership(other.info.guid, until);
+                self.schedule.heavy_at = Some(now);
             }
         }
     }
 
     fn stand_by(&mut self, now: Duration, other: Other) {
-        self.master = Some(Master { other, misses: 0 });
-        self.next_at = now + self.config.poll;
+        self.election.watch(other);
+        self.schedule.next_at = now + self.config.poll;
         self.give_up();
         self.change(Standing::Standby, Why::Other(other.info));
     }
@@ -1399,57 +687,20 @@ impl Manager {
     /// Forgets what holds for a master alone. LIDs stay: they are what ports without one get later.
     fn give_up(&mut self) {
         self.fabric = None;
-        self.held.clear();
-        self.ports.levels.clear();
-        self.ports.keys.clear();
-        self.without_levels.clear();
-        self.silent_levels.clear();
-        self.unreadable.clear();
+        self.installed.clear();
         let partitions = self.partitions.iter();
-        self.groups = Groups::with_broadcasts(partitions.flat_map(Partitions::broadcasts));
-        self.sender.clear();
-        self.subscriptions.clear();
-        self.trees.clear();
-        self.unknown_trees.clear();
-        self.failed_blocks = None;
+        let broadcasts = partitions.flat_map(Partitions::broadcasts);
+        self.multicast.clear(Groups::with_broadcasts(broadcasts));
+        self.service.clear();
         self.suspects.clear();
-        self.heavy_at = None;
-        self.unwilling = None;
-        self.rival = None;
-    }
-
-    fn handle_poll(&mut self, done: &Finished<()>, now: Duration) {
-        let key = self.config.sm_key;
-        let Some(master) = &mut self.master else {
-            return;
-        };
-        let info = match done.fate {
-            Fate::Response(data) => SmInfo::parse(&data).filter(|info| is_of_subnet(info, key)),
-            Fate::Refused(_) | Fate::Silent => None,
-        };
-        let guid = master.other.info.guid;
-        let why = match info.map(|info| info.standing) {
-            Some(Standing::Master | Standing::Discovering) => {
-                master.misses = 0;
-                return;
-            }
-            Some(Standing::Standby | Standing::NotActive) => Why::MasterGone(guid),
-            None => {
-                master.misses += 1;
-                if master.misses < self.config.misses {
-                    return;
-                }
-                Why::MasterSilent(guid, master.misses)
-            }
-        };
-        self.seek(now, why);
+        self.schedule.heavy_at = None;
+        self.election.give_up();
     }
 
     /// Looks for the master again, and becomes it if there is none.
     fn seek(&mut self, now: Duration, why: Why) {
-        self.master = None;
-        self.heavy_at = Some(now);
-        self.why = Some(why);
+        self.election.seek(why);
+        self.schedule.heavy_at = Some(now);
         self.change(Standing::Discovering, why);
     }
 
@@ -1461,144 +712,59 @@ impl Manager {
         mad: &[u8; MAD_BYTES],
     ) {
         // Before the own port has responded there is nothing to tell.
-        if self.guid.is_none() {
+        if self.guid().is_none() {
             return;
         }
         let mut status = 0;
         if header.method == method::SET {
             if let Err(refusal) = self.obey(now, header.modifier, &smp_data(mad)) {
                 status = INVALID;
-                self.counters.refused_controls += 1;
-                self.report_refusal(now, refusal);
+                self.outbox.counters.refused_controls += 1;
+                self.outbox.report_refusal(now, refusal);
             }
-        } else if self.standing == Standing::Master
-            && self.others.is_empty()
-            && self.stranger_at <= now
-        {
+        } else if self.election.is_master() && self.election.is_alone() {
             // Somebody asks who was not there at the last heavy sweep.
-            self.stranger_at = now + self.config.interval;
-            self.heavy_at.get_or_insert(now);
+            self.schedule.suspect_stranger(now);
         }
-        let response = respond(mad, status, &self.sm_info().emit());
+        let response = respond(mad, status, &self.election.own.emit());
         let peer = if header.class == DIRECTED_ROUTE { Peer::Directed } else { peer };
-        self.reply(peer, response);
-    }
-
-    /// There may be a manager that the last heavy sweep has not found: a reason for one, but not at
-    /// every datagram.
-    fn suspect_stranger(&mut self, now: Duration) {
-        if self.stranger_at <= now {
-            self.stranger_at = now + self.config.interval;
-            self.heavy_at.get_or_insert(now);
-        }
+        self.outbox.reply(peer, response, MAD_BYTES);
     }
 
     /// Does what another manager wants, if that makes sense.
     fn obey(&mut self, now: Duration, modifier: u32, data: &[u8; 64]) -> Result<(), Refusal> {
-        let other = SmInfo::parse(data).ok_or(Refusal::Malformed)?;
-        let control = Control::of(modifier).ok_or(Refusal::Malformed)?;
-        if other.key != self.config.sm_key {
-            return Err(Refusal::WrongKey(other.guid));
-        }
-        let is_known = self.others.values().any(|known| known.info.guid == other.guid);
-        if !is_known && self.standing != Standing::NotActive {
-            // It may be new; the next sweep tells.
-            self.suspect_stranger(now);
-        }
-        match (control, self.standing) {
-            // Another master gives way.
-            (Control::Handover, Standing::Master) => self.suspect_stranger(now),
-            _ if !is_known => return Err(Refusal::Unknown(other.guid)),
-            (Control::Handover, Standing::Standby | Standing::Discovering) => {
-                self.is_promoted = true;
-                self.seek(now, Why::HandedOver(other.guid));
-            }
-            (Control::Acknowledge, _) => {}
-            (Control::Disable, Standing::Standby | Standing::Discovering) => {
-                let task = core::mem::replace(&mut self.task, Task::Nothing);
-                // Responses may still be under way to numbers that must not be used again.
-                self.note_numbers(&task);
+        match self.election.obey(modifier, data) {
+            Ok(Command::Nothing) => {}
+            Ok(Command::Sweep) => self.schedule.suspect_stranger(now),
+            Ok(Command::Seek(why)) => self.seek(now, why),
+            Ok(Command::Stop) => {
+                self.end_task();
                 self.give_up();
                 self.change(Standing::NotActive, Why::Told);
             }
-            (Control::Standby, Standing::NotActive) | (Control::Discover, Standing::Standby) => {
-                self.seek(now, Why::Told);
+            Err(refusal) => {
+                if matches!(refusal, Refusal::Unknown(_)) && self.standing() != Standing::NotActive
+                {
+                    // It may be new; the next sweep tells.
+                    self.schedule.suspect_stranger(now);
+                }
+                return Err(refusal);
             }
-            (_, standing) => return Err(Refusal::Standing(standing)),
         }
         Ok(())
     }
 
-    fn report_refusal(&mut self, now: Duration, refusal: Refusal) {
-        if now < self.refusal_at {
-            self.unreported += 1;
-            return;
-        }
-        self.refusal_at = now + REFUSAL_REST;
-        let before = core::mem::take(&mut self.unreported);
-        self.report(Event::Refused(refusal, before));
-    }
-
     fn change(&mut self, standing: Standing, why: Why) {
-        if self.standing != standing {
-            self.standing = standing;
-            self.report(Event::Became(standing, why));
-        }
-    }
-
-    // ---- queues ---------------------------------------------------------------------------------
-
-    fn reply(&mut self, peer: Peer, mad: [u8; MAD_BYTES]) {
-        self.reply_with(peer, mad, MAD_BYTES);
-    }
-
-    fn reply_with(&mut self, peer: Peer, mad: [u8; MAD_BYTES], len: usize) {
-        if self.replies.len() < MAX_REPLIES {
-            self.replies.push_back(Datagram { peer, mad, len });
-        } else {
-            self.counters.dropped_replies += 1;
-        }
-    }
-
-    fn report(&mut self, event: Event) {
-        if self.events.len() < MAX_EVENTS {
-            self.events.push_back(event);
-        } else {
-            self.counters.dropped_events += 1;
+        if self.standing() != standing {
+            self.election.own.standing = standing;
+            self.outbox.report(Event::Became(standing, why));
         }
     }
 }
 
-/// What was set up.
-fn summary(
-    discovery: &Discovery,
-    target: &Target,
-    engine: Engine,
-    how: How,
-    nanoseconds: u64,
-) -> Summary {
-    let nodes = discovery.nodes().values();
-    let switches = nodes.filter(|node| node.info.node_type == NodeType::Switch).count();
-    Summary {
-        hosts: discovery.nodes().len() - switches,
-        switches,
-        links: discovery.links().len() / 2,
-        lids: target.lids.count(),
-        engine,
-        how,
-        changed: target.transition.changed,
-        ordered: target.transition.ordered,
-        drained: target.transition.drained,
-        blocks: target.transition.blocks(),
-        lanes: target.levels.lanes.count(),
-        nanoseconds,
-    }
-}
-
-/// Whether another manager has this SM_Key. It tells 0 to those whom it does not take for the
-/// master, as opensm does.
-fn is_of_subnet(other: &SmInfo, key: u64) -> bool {
-    other.key == 0 || other.key == key
+fn look_questions(requests: look::Requests) -> Vec<(Request, Question)> {
+    let question = |(request, asked)| (request, Question::Look(asked));
+    requests.into_iter().map(question).collect()
 }
 
 /// Why nothing beyond the own port was found. Port 0 of a switch has no link.

@@ -436,11 +436,6 @@ impl Setup {
         self.complaints_left_out
     }
 
-    /// The numbering that whoever sends next continues.
-    pub fn numbering(&self) -> Numbering {
-        self.exchange.numbering()
-    }
-
     /// Begins the next step with requests once the last is over, and the rest before it.
     fn begin_step(&mut self, now: Duration) {
         while self.exchange.is_idle()
@@ -580,6 +575,10 @@ impl Requester for Setup {
 
     fn is_done(&self) -> bool {
         self.exchange.is_idle() && self.steps.iter().all(|step| step.requests.is_empty())
+    }
+
+    fn numbering(&self) -> Numbering {
+        self.exchange.numbering()
     }
 
     fn sent(&self) -> u64 {

@@ -8,8 +8,8 @@
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
-use crate::discovery::{Discovery, Place};
-use crate::exchange::{Done, Exchange, Fate, Numbering, Request};
+use crate::discovery::{Discovery, FoundNode, Place};
+use crate::exchange::{Fate, Request};
 use crate::mad::{
     Attribute, Method, PortInfo, PortState, has_port_change, linear_top, port_change_clearing,
 };
@@ -22,10 +22,12 @@ pub(super) struct Asked {
     in_any_case: bool,
 }
 
+/// Requests of a look.
+pub(super) type Requests = Vec<(Request, Asked)>;
+
 /// See the module's text.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Look {
-    pub(super) exchange: Exchange<Asked>,
     /// Ends of links that are down.
     pub(super) down: Vec<Place>,
     /// Why that is not all.
@@ -47,68 +49,66 @@ pub enum Change {
 
 impl Look {
     /// At the switches that traps came from; at all of them if there are none.
-    pub(super) fn at(
-        discovery: &Discovery,
-        suspects: &BTreeSet<u64>,
-        numbering: Numbering,
-    ) -> Look {
-        let mut exchange = Exchange::beginning(numbering);
+    pub(super) fn at(discovery: &Discovery, suspects: &BTreeSet<u64>) -> (Look, Requests) {
         let is_partial = !suspects.is_empty();
-        for (guid, node) in discovery.nodes() {
-            let is_asked = node.switch_info.is_some() && (!is_partial || suspects.contains(guid));
-            if is_asked {
-                let request = Request::get(node.route, Attribute::SwitchInfo, 0);
-                exchange.request(request, Asked { guid: *guid, in_any_case: is_partial });
-            }
-        }
-        Look { exchange, down: Vec::new(), more: None, is_partial }
+        let is_asked = |guid| !is_partial || suspects.contains(guid);
+        let nodes = discovery.nodes().iter();
+        let asked = nodes.filter(|(guid, node)| node.switch_info.is_some() && is_asked(guid));
+        let request = |(guid, node): (&u64, &FoundNode)| {
+            let asked = Asked { guid: *guid, in_any_case: is_partial };
+            (Request::get(node.route, Attribute::SwitchInfo, 0), asked)
+        };
+        (Look { is_partial, ..Look::default() }, asked.map(request).collect())
     }
 
-    /// A request is over. `top` is the last LID of the tables that switches got.
-    pub(super) fn handle(&mut self, done: &Done<Asked>, discovery: &Discovery, top: u16) {
-        let Asked { guid, .. } = done.context;
-        let Fate::Response(data) = done.fate else {
-            self.more.get_or_insert(Change::Silent(guid));
-            return;
+    /// A request is over. `top` is the last LID of the tables that switches got. Returns what is
+    /// asked next.
+    pub(super) fn handle(
+        &mut self,
+        request: &Request,
+        asked: Asked,
+        fate: &Fate,
+        (discovery, top): (&Discovery, u16),
+    ) -> Requests {
+        let Fate::Response(data) = fate else {
+            self.more.get_or_insert(Change::Silent(asked.guid));
+            return Requests::new();
         };
-        match done.request.attribute {
-            Attribute::SwitchInfo => self.handle_switch(done, &data, discovery, top),
+        match request.attribute {
+            Attribute::SwitchInfo => {
+                return self.handle_switch(request, asked, data, (discovery, top));
+            }
             Attribute::PortInfo => {
-                let place = (guid, done.request.modifier as u8);
-                self.handle_port(place, &PortInfo::parse(&data), discovery);
+                let place = (asked.guid, request.modifier as u8);
+                self.handle_port(place, &PortInfo::parse(data), discovery);
             }
             _ => {}
         }
+        Requests::new()
     }
 
     fn handle_switch(
         &mut self,
-        done: &Done<Asked>,
+        request: &Request,
+        asked: Asked,
         info: &[u8; 64],
-        discovery: &Discovery,
-        top: u16,
-    ) {
-        let Asked { guid, in_any_case } = done.context;
+        (discovery, top): (&Discovery, u16),
+    ) -> Requests {
         if linear_top(info) != top {
-            self.more.get_or_insert(Change::Restarted(guid));
-            return;
+            self.more.get_or_insert(Change::Restarted(asked.guid));
+            return Requests::new();
         }
-        let route = done.request.route;
-        let is_cleared = done.request.method == Method::Set;
+        let route = request.route;
+        let is_cleared = request.method == Method::Set;
         if !is_cleared && has_port_change(info) {
             let setting = port_change_clearing(info);
-            let request = Request::set(route, Attribute::SwitchInfo, 0, setting);
-            self.exchange.request(request, done.context);
-            return;
+            return alloc::vec![(Request::set(route, Attribute::SwitchInfo, 0, setting), asked)];
         }
-        let node = discovery.nodes().get(&guid).filter(|_| is_cleared || in_any_case);
-        let Some(node) = node else {
-            return;
-        };
-        for port in 1..=node.info.ports {
-            let request = Request::get(route, Attribute::PortInfo, port.into());
-            self.exchange.request(request, done.context);
-        }
+        let node = discovery.nodes().get(&asked.guid);
+        let ports =
+            node.filter(|_| is_cleared || asked.in_any_case).map_or(0, |node| node.info.ports);
+        let request = |port: u8| (Request::get(route, Attribute::PortInfo, port.into()), asked);
+        (1..=ports).map(request).collect()
     }
 
     fn handle_port(&mut self, place: Place, now: &PortInfo, discovery: &Discovery) {
