@@ -272,6 +272,8 @@ const FLOORS: &[(&str, &str)] = &[
          text
          event
          grpc
+         json: text
+         control: json
          error: descriptors text
          address: error
          seed: error
@@ -359,7 +361,10 @@ const FLOORS: &[(&str, &str)] = &[
          chaos: workers
          proof: workers
          profiling
-         planning",
+         planning
+         devices
+         perf: devices trace
+         replay: devices",
     ),
     (
         "crates/lab/src/trace",
@@ -379,14 +384,11 @@ const FLOORS: &[(&str, &str)] = &[
     (
         "crates/dquant/src",
         "exit
-         input
          demo: exit
-         perf: exit input
-         replay: exit perf
          cli: *",
     ),
     (
-        "crates/dquant/src/replay",
+        "crates/lab/src/replay",
         "schedule
          content
          rendezvous

@@ -65,7 +65,9 @@ const LAYERS: &[Layer] = &[
     },
     Layer {
         name: "lab",
-        may_use: &["roce", "sim", "topology", "parfait", "xio", "host", "service"],
+        may_use: &[
+            "roce", "sim", "topology", "parfait", "xio", "nic", "adapter", "host", "service",
+        ],
         tests_may_use: &[],
         pure: false,
     },

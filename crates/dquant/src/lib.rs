@@ -1,21 +1,15 @@
 //! The one binary of Dquant: its commands and their text.
 //!
 //! The daemons are in [`engine`], the library for training programs is [`client`], what is tried
-//! out in the simulator or on paper is [`lab`]; commands and exit codes do not belong in any of
-//! them.
+//! out in the simulator, on paper or on a device is [`lab`]; commands and exit codes do not belong
+//! in any of them.
 //!
 //! | module | what it holds |
 //! |---|---|
 //! | [`demo`] | the main job in one command, verified and measured |
 //! | [`cli`] | the verbs of the command line: what a person types and reads |
 //! | [`exit`] | exit codes and errors with hints |
-//! | [`input`] | what other processes say as JSON |
-//! | [`perf`] | latency and bandwidth of a fabric, client and server |
-//! | [`replay`] | a training job's exchanges without its computing |
 
 pub mod cli;
 pub mod demo;
 pub mod exit;
-pub mod input;
-pub mod perf;
-pub mod replay;

@@ -11,10 +11,13 @@
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | `runtime`, `signals`, `seed` | async runtimes; signals and seeds from the operating system |
+//! | `runtime`, `signals` | async runtimes; signals from the operating system |
 //! | `places` | the one table of connections of a port, in which strangers give way |
 //! | `admission`, `auth`, `grpc` | a control port: who may connect, who may call, how much at once |
 //! | `metrics` | metrics as text, with names and units |
+//!
+//! With the feature `control`, `json` and `control`: what other processes write as JSON, and
+//! connections that carry it line by line. With the feature `seed`, which `daemon` implies, `seed`.
 //!
 //! With the feature `http`, `rates` and `http`: how often who may ask, and what every web server
 //! does. With the feature `tls`, `tls`: certificates and keys.
@@ -27,6 +30,8 @@ pub mod address;
 pub mod admission;
 #[cfg(feature = "daemon")]
 pub mod auth;
+#[cfg(feature = "control")]
+pub mod control;
 pub mod descriptors;
 pub mod error;
 pub mod event;
@@ -34,6 +39,8 @@ pub mod event;
 pub mod grpc;
 #[cfg(feature = "http")]
 pub mod http;
+#[cfg(feature = "control")]
+pub mod json;
 pub mod log;
 #[cfg(feature = "daemon")]
 pub mod metrics;
@@ -43,7 +50,7 @@ mod places;
 mod rates;
 #[cfg(feature = "daemon")]
 pub mod runtime;
-#[cfg(feature = "daemon")]
+#[cfg(feature = "seed")]
 pub mod seed;
 #[cfg(feature = "daemon")]
 pub mod signals;

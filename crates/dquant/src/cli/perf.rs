@@ -1,4 +1,4 @@
-//! `dquant perf`: latency and bandwidth of the fabric, client and server ([`crate::perf`]).
+//! `dquant perf`: latency and bandwidth of the fabric, client and server ([`lab::perf`]).
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -10,6 +10,11 @@ use adapter::owned::DeviceChoice;
 use clap::{Args, Subcommand, ValueEnum};
 use engine::budget::Bytes;
 use lab::chart::{self, Curve, Diagram, Scale};
+use lab::devices::MessagePath;
+use lab::perf::client::{Client, Latency, Outcome};
+use lab::perf::messages::PERF_PORT;
+use lab::perf::server;
+use lab::perf::test::{MAX_BYTES, Mode, Operation, Service, Test};
 use lab::trace::file;
 use lab::units;
 use nic::congestion::Choice;
@@ -22,10 +27,6 @@ use service::seed::fresh_seed;
 use super::daemons::{listen_at, mtu, span};
 use super::{Console, Report};
 use crate::exit::{CliError, Exit, OUTPUT_HINT};
-use crate::perf::client::{Client, Latency, Outcome};
-use crate::perf::control::PERF_PORT;
-use crate::perf::server;
-use crate::perf::test::{MAX_BYTES, MessagePath, Mode, Operation, Service, Test};
 
 /// Measure latency and bandwidth between two machines, or two processes of one
 ///

@@ -47,7 +47,7 @@ pub(super) fn is_gone(endpoint: Endpoint) -> Result<bool, CliError> {
 impl Endpoint {
     pub(super) fn ask(self) -> io::Result<Reply> {
         let (text, visible) = local::fetch(&format!("{PREFIX}{}", self.pid))?;
-        let answer: Answer = crate::input::heard(&text)
+        let answer: Answer = service::json::heard(&text)
             .map_err(|error| io::Error::new(ErrorKind::InvalidData, error.to_string()))?;
         Ok(Reply { documents: answer.documents(), elsewhere: elsewhere(self.pid, visible) })
     }

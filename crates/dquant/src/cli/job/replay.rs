@@ -1,4 +1,4 @@
-//! `dquant job replay`: the command line of [`crate::replay`], and the form of its results.
+//! `dquant job replay`: the command line of [`lab::replay`], and the form of its results.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
@@ -6,6 +6,9 @@ use std::time::Duration;
 
 use clap::Args;
 use cluster::words::counted;
+use lab::replay::rank::{self, Outcome, Place, Setup};
+use lab::replay::rendezvous::{JOB_PORT, Terms};
+use lab::replay::schedule::Schedule;
 use lab::units;
 use nic::congestion::Choice;
 use parfait::pattern::{Pattern, PatternError};
@@ -17,9 +20,6 @@ use crate::cli::perf::DeviceArgs;
 use crate::cli::run::membership;
 use crate::cli::{Console, Report};
 use crate::exit::{CliError, Exit};
-use crate::replay::rank::{self, Outcome, Place, Setup};
-use crate::replay::rendezvous::{JOB_PORT, Terms};
-use crate::replay::schedule::Schedule;
 
 /// Replay a training job: pauses for its computing, and the exchanges of its pattern over the network
 ///
@@ -219,14 +219,16 @@ fn roce_duration(time: Duration) -> roce::Duration {
 }
 
 /// Every rank on a thread of its own. The first failure is the one that explains the others: a rank that ends tells them why.
-fn all(setup: &Setup, listener: Option<TcpListener>) -> Result<Vec<Outcome>, CliError> {
+fn all(setup: &Setup, listener: Option<TcpListener>) -> Result<Vec<Outcome>, service::Error> {
     let places =
         listener.map(Place::Host).into_iter().chain((1..setup.schedule.ranks()).map(Place::Guest));
     std::thread::scope(|scope| {
         let threads: Vec<_> =
             places.map(|place| scope.spawn(move || rank::run(setup, &place))).collect();
         let ended = threads.into_iter().map(|thread| {
-            thread.join().unwrap_or_else(|_| Err(CliError::usage("a rank's thread has panicked")))
+            thread
+                .join()
+                .unwrap_or_else(|_| Err(service::Error::invalid("a rank's thread has panicked")))
         });
         ended.collect::<Vec<_>>().into_iter().collect()
     })

@@ -1,5 +1,5 @@
-//! `dquant job replay`: a training job that is not there. Its pattern is exchanged over the
-//! adapter, its computing is a pause.
+//! A training job that is not there: its pattern is exchanged over adapters, its computing is a
+//! pause.
 //!
 //! Each rank is a process, as in a real job. The ranks meet at rank 0 ([`rendezvous`]), connect a
 //! queue pair for each pair of ranks that exchange anything, and begin together. From then on
@@ -14,7 +14,7 @@
 //! | [`rendezvous`] | how ranks find each other, begin together, and learn of each other's end |
 //! | [`rank`] | one rank on its device, from its queue pairs to its result |
 //!
-//! The command line and the form of results are in [`crate::cli`].
+//! The command line and the form of results belong to the binary.
 
 mod content;
 pub mod rank;

@@ -21,9 +21,9 @@ use roce::verbs::{
 use roce::wire::Psn;
 use roce::world::{Path, Staging};
 
-use super::control::{End, Verdict};
+use super::messages::{End, Verdict};
 use super::test::{Operation, ROUTE_HEADER, Service, Test};
-use crate::exit::CliError;
+use service::Error;
 
 /// Queue key of datagrams.
 const QKEY: u32 = 0x0064_7170;
@@ -57,15 +57,10 @@ impl Ends {
     ///
     /// # Errors
     /// When memory or the device refuse.
-    pub(super) fn open<F: Adapter>(
-        adapter: &mut F,
-        test: Test,
-        seed: u64,
-    ) -> Result<Ends, CliError> {
-        let range =
-            adapter.memory_mut().alloc(test.memory(), 4096).map_err(CliError::from_cause)?;
+    pub(super) fn open<F: Adapter>(adapter: &mut F, test: Test, seed: u64) -> Result<Ends, Error> {
+        let range = adapter.memory_mut().alloc(test.memory(), 4096).map_err(Error::from_cause)?;
         let device = adapter.device();
-        let refused = |error: VerbsError| CliError::because("the device refuses the test", &error);
+        let refused = |error: VerbsError| Error::because("the device refuses the test", &error);
         let pd = device.alloc_pd().map_err(refused)?;
         let depth = 2 * test.slots() * test.qps;
         let send_cq = device.create_cq(depth).map_err(refused)?;
@@ -119,17 +114,17 @@ impl Ends {
         ours: &End,
         peer: &End,
         congestion: Choice,
-    ) -> Result<Option<String>, CliError> {
+    ) -> Result<Option<String>, Error> {
         if peer.qps.len() != self.qps.len() {
-            return Err(CliError::usage("the other side has another number of queue pairs"));
+            return Err(Error::invalid("the other side has another number of queue pairs"));
         }
         let limit = ours.mtu.min(self.test.mtu);
         let mtu = path_mtu(limit, peer.mtu).ok_or_else(|| {
-            CliError::usage(format_args!("no path MTU fits {} bytes", limit.min(peer.mtu)))
+            Error::invalid(format_args!("no path MTU fits {} bytes", limit.min(peer.mtu)))
         })?;
         self.remote = (peer.memory, peer.rkey);
         self.mtu = mtu.bytes();
-        let refused = |error: VerbsError| CliError::because("cannot connect", &error);
+        let refused = |error: VerbsError| Error::because("cannot connect", &error);
         if self.test.service == Service::Ud {
             self.start_datagrams(adapter.device(), peer).map_err(refused)?;
             return Ok(None);
@@ -171,12 +166,12 @@ impl Ends {
     ///
     /// # Errors
     /// When the device refuses.
-    pub(super) fn post_receives<D: Device>(&self, device: &mut D) -> Result<(), CliError> {
+    pub(super) fn post_receives<D: Device>(&self, device: &mut D) -> Result<(), Error> {
         for (at, &qpn) in self.qps.iter().enumerate() {
             let wrs: Vec<RecvWr> =
                 (0..self.test.slots()).map(|slot| self.receive(at, slot)).collect();
             let posted = device.post_recv(clock::now(), qpn, &wrs);
-            posted.map_err(|error| CliError::because("cannot post receives", &error))?;
+            posted.map_err(|error| Error::because("cannot post receives", &error))?;
         }
         Ok(())
     }
@@ -298,20 +293,20 @@ fn fill_pattern(bytes: &mut [u8], qp: usize, slot: u32) {
 ///
 /// # Errors
 /// When they are said to be elsewhere.
-pub(super) fn check_address(end: &End, peer: SocketAddr) -> Result<(), CliError> {
+pub(super) fn check_address(end: &End, peer: SocketAddr) -> Result<(), Error> {
     let (named, real) = (end.address.ip().to_canonical(), peer.ip().to_canonical());
     if named == real {
         return Ok(());
     }
-    Err(CliError::usage(format_args!("the queue pairs of {real} would be at {named}"))
+    Err(Error::invalid(format_args!("the queue pairs of {real} would be at {named}"))
         .hint("connect over the network of the devices: both sides use one address for both"))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::host;
     use super::super::test::tests::sample;
     use super::*;
+    use crate::devices;
 
     /// Puts message `number` where the other side would have put it.
     fn deliver(ends: &Ends, pool: &mut Pool, qp: usize, number: u64) {
@@ -333,7 +328,7 @@ mod tests {
         for bytes in [1, 7, 8, 9, 4096] {
             let test = Test { bytes, ..sample() };
             let local = "127.6.1.1".parse().expect("literal");
-            let mut adapter = host::software(local, test.memory(), 1, None).expect("loopback");
+            let mut adapter = devices::software(local, test.memory(), 1, None).expect("loopback");
             let ends = Ends::open(&mut adapter, test, 1).expect("a small test");
             let pool = adapter.memory_mut();
             let number = 2 + u64::from(test.slots());
@@ -352,7 +347,7 @@ mod tests {
     #[test]
     fn the_last_message_of_a_buffer_is_known() {
         let mut adapter =
-            host::software("127.6.1.2".parse().expect("literal"), sample().memory(), 1, None);
+            devices::software("127.6.1.2".parse().expect("literal"), sample().memory(), 1, None);
         let adapter = adapter.as_mut().expect("loopback");
         let ends = Ends::open(adapter, sample(), 1).expect("a small test");
         let slots = u64::from(sample().slots());

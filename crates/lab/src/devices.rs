@@ -1,5 +1,5 @@
-//! The device of this side: our own endpoint on a UDP, an AF_XDP or a packet socket, or one behind
-//! a loaded libibverbs.
+//! The device of one side of a measurement: our own endpoint on a UDP, an AF_XDP or a packet
+//! socket, or one behind a loaded libibverbs.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -12,12 +12,46 @@ use nic::udp::UdpError;
 #[cfg(feature = "xdp")]
 use nic::xdp::{XdpConfig, XdpWire};
 use roce::wire::ROCE_PORT;
+use serde::Serialize;
 
-use super::test::MessagePath;
-use crate::exit::CliError;
+use service::Error;
 
 /// Registered memory beside what a test asks for: whole pages at its ends.
 const SLACK: u64 = 1 << 16;
+
+/// How messages travel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MessagePath {
+    /// In packets, through sockets.
+    #[default]
+    Udp,
+    /// In packets, most of them through an AF_XDP socket.
+    Xdp,
+    /// In packets of RoCEv1, through a packet socket.
+    #[serde(rename = "roce-v1")]
+    RoceV1,
+    /// In packets, through shared memory.
+    Fifo,
+    /// Without packets: one side reads and writes the other's memory.
+    Direct,
+    /// As a loaded library's device does it.
+    Device,
+}
+
+impl MessagePath {
+    /// As it is shown.
+    pub const fn name(self) -> &'static str {
+        match self {
+            MessagePath::Udp => "udp",
+            MessagePath::Xdp => "xdp",
+            MessagePath::RoceV1 => "roce-v1",
+            MessagePath::Fifo => "fifo",
+            MessagePath::Direct => "direct",
+            MessagePath::Device => "device",
+        }
+    }
+}
 
 /// Our own device at this address. Port 4791 belongs to the first; others get a free one. It
 /// reaches a peer of this machine without packets, unless there is a reason against it.
@@ -26,13 +60,13 @@ pub(crate) fn software(
     memory: u64,
     seed: u64,
     refused: Option<String>,
-) -> Result<Software, CliError> {
+) -> Result<Software, Error> {
     let bind = |port| Software::bind(SocketAddr::new(ip, port), memory + SLACK, 0, seed);
     let bound = match bind(ROCE_PORT) {
         Err(OpenError::Udp(UdpError::Bind { .. })) => bind(0),
         bound => bound,
     };
-    let mut device = bound.map_err(|error| CliError::because("no device", &error))?;
+    let mut device = bound.map_err(|error| Error::because("no device", &error))?;
     device.open_same_host(refused.or_else(owned::refused_by_environment));
     Ok(device)
 }
@@ -42,7 +76,7 @@ pub(crate) fn software(
 /// # Errors
 /// Why there is none, for people to read.
 #[cfg(feature = "xdp")]
-pub(super) fn xdp(ip: IpAddr, memory: u64, seed: u64) -> Result<Software<XdpWire>, String> {
+pub(crate) fn xdp(ip: IpAddr, memory: u64, seed: u64) -> Result<Software<XdpWire>, String> {
     let wire = XdpWire::open(&XdpConfig::new(ip)).map_err(|error| match error.hint() {
         Some(hint) => format!("{error} ({hint})"),
         None => error.to_string(),
@@ -52,7 +86,7 @@ pub(super) fn xdp(ip: IpAddr, memory: u64, seed: u64) -> Result<Software<XdpWire
 
 /// The same in a program without that wire.
 #[cfg(not(feature = "xdp"))]
-pub(super) fn xdp(_ip: IpAddr, _memory: u64, _seed: u64) -> Result<Software, String> {
+pub(crate) fn xdp(_ip: IpAddr, _memory: u64, _seed: u64) -> Result<Software, String> {
     Err("AF_XDP: that needs the feature `xdp`, which this build does not have".to_owned())
 }
 
@@ -62,16 +96,16 @@ pub(super) fn xdp(_ip: IpAddr, _memory: u64, _seed: u64) -> Result<Software, Str
 ///
 /// # Errors
 /// When there is no such interface or no right to use it, or the peer does not answer on it.
-pub(super) fn roce_v1(
+pub(crate) fn roce_v1(
     ip: IpAddr,
     peer: IpAddr,
     memory: u64,
     seed: u64,
-) -> Result<Software<RoceV1Wire>, CliError> {
+) -> Result<Software<RoceV1Wire>, Error> {
     let refused = |error: RoceV1Error| {
         let failed = match error {
-            RoceV1Error::Silent { .. } => CliError::peer_unreachable(&error),
-            _ => CliError::because("no RoCEv1", &error),
+            RoceV1Error::Silent { .. } => Error::unreachable(&error),
+            _ => Error::because("no RoCEv1", &error),
         };
         match error.hint() {
             Some(hint) => failed.hint(hint),
@@ -80,19 +114,19 @@ pub(super) fn roce_v1(
     };
     let mut wire = RoceV1Wire::open(ip).map_err(refused)?;
     wire.resolve(peer, RESOLVE_LIMIT).map_err(refused)?;
-    Software::on(wire, memory + SLACK, 0, seed).map_err(CliError::from_cause)
+    Software::on(wire, memory + SLACK, 0, seed).map_err(Error::from_cause)
 }
 
 /// A device of a library.
-pub(crate) fn loaded(choice: &DeviceChoice, memory: u64) -> Result<Loaded, CliError> {
+pub(crate) fn loaded(choice: &DeviceChoice, memory: u64) -> Result<Loaded, Error> {
     Loaded::open(choice, memory + SLACK).map_err(|error| match &error {
         OpenError::Load { source: LoadError::NoDevice { .. }, .. } => {
-            CliError::usage(&error).hint("name one of its devices, or another library")
+            Error::invalid(&error).hint("name one of its devices, or another library")
         }
         OpenError::Load { .. } => {
-            CliError::usage(&error).hint("name a libibverbs with --verbs-library")
+            Error::invalid(&error).hint("name a libibverbs with --verbs-library")
         }
-        OpenError::Pool(_) | OpenError::Udp(_) => CliError::from_cause(error),
+        OpenError::Pool(_) | OpenError::Udp(_) => Error::from_cause(error),
     })
 }
 
@@ -104,7 +138,7 @@ pub(crate) fn mtu<F: Adapter>(adapter: &F, peer: SocketAddr) -> u32 {
 }
 
 /// How messages have travelled so far.
-pub(super) fn path<F: Adapter>(adapter: &F, is_loaded: bool) -> MessagePath {
+pub(crate) fn path<F: Adapter>(adapter: &F, is_loaded: bool) -> MessagePath {
     let (mut direct, mut fifo, mut udp, mut xdp, mut roce_v1) = (0, 0, 0, 0, 0);
     adapter.counters(&mut |name, value| match name {
         "roce.direct_writes"
@@ -140,6 +174,6 @@ pub(crate) fn retransmitted<F: Adapter>(adapter: &F) -> Option<u64> {
 
 /// CPU time so far in nanoseconds: of this thread, which moves the packets, or of the process where
 /// a library has threads of its own.
-pub(super) fn cpu_ns(is_loaded: bool) -> u64 {
+pub(crate) fn cpu_ns(is_loaded: bool) -> u64 {
     if is_loaded { clock::process_cpu().total_ns() } else { clock::thread_cpu_ns() }
 }

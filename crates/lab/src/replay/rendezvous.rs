@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::exit::CliError;
-use crate::perf::control::Control;
+use service::Error;
+use service::control::Control;
 
 /// Version of the messages.
 const VERSION: u32 = 1;
@@ -108,8 +108,8 @@ impl Broken {
     }
 
     /// As the error of the command.
-    pub fn into_error(self) -> CliError {
-        CliError::peer_unreachable(self.why).hint(self.hint)
+    pub fn into_error(self) -> Error {
+        Error::unreachable(self.why).hint(self.hint)
     }
 }
 
@@ -126,9 +126,9 @@ impl Rendezvous {
         terms: &Terms,
         info: RankInfo,
         limit: Duration,
-    ) -> Result<(Rendezvous, Vec<RankInfo>), CliError> {
+    ) -> Result<(Rendezvous, Vec<RankInfo>), Error> {
         let until = Instant::now() + limit;
-        let no_listener = |error: io::Error| CliError::because("cannot wait for ranks", &error);
+        let no_listener = |error: io::Error| Error::because("cannot wait for ranks", &error);
         listener.set_nonblocking(true).map_err(no_listener)?;
         let mut infos: Vec<Option<RankInfo>> = vec![None; peers.len()];
         infos[0] = Some(info);
@@ -224,11 +224,11 @@ impl Rendezvous {
         terms: Terms,
         info: RankInfo,
         limit: Duration,
-    ) -> Result<(Rendezvous, Vec<RankInfo>), CliError> {
+    ) -> Result<(Rendezvous, Vec<RankInfo>), Error> {
         let until = Instant::now() + limit;
         let stream = reach(peers[rank as usize], peers[0], until).map_err(|error| {
             let why = format!("rank 0 ({}) did not answer within {limit:?}: {error}", peers[0]);
-            CliError::peer_unreachable(why).hint("start it, or give more time with --wait")
+            Error::unreachable(why).hint("start it, or give more time with --wait")
         })?;
         let gone = |error: io::Error| lost(0, &peers[0], &error).into_error();
         let mut control = Control::new(stream).map_err(gone)?;
@@ -240,7 +240,7 @@ impl Rendezvous {
                 let (controls, done) = (vec![Some(control)], Vec::new());
                 Ok((Rendezvous { controls, peers, is_host: false, done, is_over: false }, infos))
             }
-            Message::Refused { why, hint } => Err(CliError::usage(why).hint(hint)),
+            Message::Refused { why, hint } => Err(Error::invalid(why).hint(hint)),
             Message::Failed { why, hint } => Err(Broken { why, hint }.into_error()),
             other => Err(out_of_turn(0, &peers[0], &other).into_error()),
         }
@@ -250,7 +250,7 @@ impl Rendezvous {
     ///
     /// # Errors
     /// When one of them ends meanwhile.
-    pub fn begin(&mut self) -> Result<(), CliError> {
+    pub fn begin(&mut self) -> Result<(), Error> {
         if !self.is_host {
             let Some(control) = &mut self.controls[0] else { return Ok(()) };
             let sent = control.send(&Message::Connected);

@@ -108,40 +108,6 @@ impl Mode {
     }
 }
 
-/// How messages travel.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum MessagePath {
-    /// In packets, through sockets.
-    #[default]
-    Udp,
-    /// In packets, most of them through an AF_XDP socket.
-    Xdp,
-    /// In packets of RoCEv1, through a packet socket.
-    #[serde(rename = "roce-v1")]
-    RoceV1,
-    /// In packets, through shared memory.
-    Fifo,
-    /// Without packets: one side reads and writes the other's memory.
-    Direct,
-    /// As a loaded library's device does it.
-    Device,
-}
-
-impl MessagePath {
-    /// As it is shown.
-    pub const fn name(self) -> &'static str {
-        match self {
-            MessagePath::Udp => "udp",
-            MessagePath::Xdp => "xdp",
-            MessagePath::RoceV1 => "roce-v1",
-            MessagePath::Fifo => "fifo",
-            MessagePath::Direct => "direct",
-            MessagePath::Device => "device",
-        }
-    }
-}
-
 /// One test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -324,7 +290,7 @@ impl fmt::Display for Test {
 pub(super) mod tests {
     use super::*;
 
-    pub(in crate::perf) fn sample() -> Test {
+    pub(crate) fn sample() -> Test {
         Test {
             operation: Operation::Write,
             service: Service::Rc,

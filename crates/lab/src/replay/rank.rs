@@ -31,8 +31,8 @@ use service::log;
 use super::content::Content;
 use super::rendezvous::{self, Broken, RankInfo, Rendezvous};
 use super::schedule::{Schedule, Step};
-use crate::exit::CliError;
-use crate::perf::host;
+use crate::devices;
+use service::Error;
 
 /// Receives posted for each peer.
 const AHEAD: u64 = 2;
@@ -150,21 +150,21 @@ impl Place {
 ///
 /// # Errors
 /// When the ranks do not find each other, one of them ends, or the device refuses.
-pub fn run(setup: &Setup, place: &Place) -> Result<Outcome, CliError> {
+pub fn run(setup: &Setup, place: &Place) -> Result<Outcome, Error> {
     let rank = place.rank();
     let steps = setup.schedule.of_rank(rank, setup.terms.steps);
     let sizes = Sizes::of(&steps);
     let memory = sizes.memory().filter(|memory| *memory <= MAX_MEMORY).ok_or_else(|| {
-        CliError::usage(format_args!("rank {rank} would need more than {MAX_MEMORY} bytes"))
+        Error::invalid(format_args!("rank {rank} would need more than {MAX_MEMORY} bytes"))
             .hint("choose a smaller --bytes-per-edge, or more --steps")
     })?;
     let ip = setup.peers[rank as usize].ip();
     let packets = Some("the job is to use the network".to_owned());
     let seed = setup.seed.wrapping_add(u64::from(rank));
     match &setup.device {
-        Some(choice) => run_on(setup, place, steps, &sizes, host::loaded(choice, memory)?),
+        Some(choice) => run_on(setup, place, steps, &sizes, devices::loaded(choice, memory)?),
         None => {
-            let device = host::software(ip, memory, seed, packets)?;
+            let device = devices::software(ip, memory, seed, packets)?;
             if let Some(warning) = unclassified(setup, rank, device.local()) {
                 log::line(warning);
             }
@@ -194,14 +194,14 @@ fn run_on<F: Adapter>(
     steps: Vec<Step>,
     sizes: &Sizes,
     mut adapter: F,
-) -> Result<Outcome, CliError> {
+) -> Result<Outcome, Error> {
     let rank = place.rank();
     let ip = setup.peers[rank as usize].ip();
     let seed = setup.seed.wrapping_add(u64::from(rank));
     let mut ends = Ends::open(&mut adapter, rank, sizes, seed)?;
     let info = RankInfo {
         port: adapter.local().port(),
-        mtu: host::mtu(&adapter, setup.peers[usize::from(rank == 0)]),
+        mtu: devices::mtu(&adapter, setup.peers[usize::from(rank == 0)]),
         qps: ends.peers.iter().map(|peer| (peer.rank, peer.qpn.get(), peer.psn.get())).collect(),
     };
     let mut rendezvous = match place {
@@ -232,8 +232,8 @@ fn replay<F: Adapter>(
     adapter: F,
     ends: Ends,
     rendezvous: Rendezvous,
-) -> Result<Outcome, CliError> {
-    let no_driver = |error| CliError::because("cannot wait for packets", &error);
+) -> Result<Outcome, Error> {
+    let no_driver = |error| Error::because("cannot wait for packets", &error);
     let driver = Driver::new().map_err(no_driver)?;
     adapter.watch(driver.watched()).map_err(no_driver)?;
     for (number, fd) in (1..).zip(rendezvous.fds()) {
@@ -260,7 +260,7 @@ fn replay<F: Adapter>(
         Some(broken) => Err(broken.into_error()),
         None => {
             let mut outcome = work.progress.outcome;
-            outcome.retransmitted = host::retransmitted(&work.adapter);
+            outcome.retransmitted = devices::retransmitted(&work.adapter);
             Ok(outcome)
         }
     }
@@ -355,11 +355,11 @@ impl Ends {
         rank: u32,
         sizes: &Sizes,
         seed: u64,
-    ) -> Result<Ends, CliError> {
-        let refused = |error: VerbsError| CliError::because("the device refuses the job", &error);
+    ) -> Result<Ends, Error> {
+        let refused = |error: VerbsError| Error::because("the device refuses the job", &error);
         // A rank that exchanges nothing has no buffers, and still takes part in the rendezvous.
         let bytes = sizes.memory().unwrap_or(0).max(ALIGN);
-        let range = adapter.memory_mut().alloc(bytes, ALIGN).map_err(CliError::from_cause)?;
+        let range = adapter.memory_mut().alloc(bytes, ALIGN).map_err(Error::from_cause)?;
         let ranks: BTreeSet<u32> =
             sizes.sends.keys().chain(sizes.receives.keys()).copied().collect();
         let device = adapter.device();
@@ -412,8 +412,8 @@ impl Ends {
         rank: u32,
         ours: &RankInfo,
         infos: &[RankInfo],
-    ) -> Result<(), CliError> {
-        let refused = |error: VerbsError| CliError::because("cannot connect", &error);
+    ) -> Result<(), Error> {
+        let refused = |error: VerbsError| Error::because("cannot connect", &error);
         let terms = Terms {
             congestion: setup.congestion,
             is_ours: true,
@@ -428,11 +428,11 @@ impl Ends {
             let info = &infos[peer as usize];
             let theirs = info.qps.iter().find(|(to, ..)| *to == rank);
             let Some(&(_, number, first)) = theirs else {
-                return Err(CliError::usage(format_args!("rank {peer} has no queue pair for it")));
+                return Err(Error::invalid(format_args!("rank {peer} has no queue pair for it")));
             };
             let mtu = path_mtu(ours.mtu, info.mtu).ok_or_else(|| {
                 let limit = ours.mtu.min(info.mtu);
-                CliError::usage(format_args!("no path MTU fits {limit}"))
+                Error::invalid(format_args!("no path MTU fits {limit}"))
             })?;
             // The port is what it says, the address what this rank was told.
             let remote = SocketAddr::new(setup.peers[peer as usize].ip(), info.port);
@@ -443,7 +443,7 @@ impl Ends {
             connect(adapter, clock::now(), &terms, (&own, &theirs), mtu, local).map_err(refused)?;
             if self.peers[at].inbox_bytes > 0 {
                 for slot in 0..AHEAD {
-                    self.post_receive(adapter.device(), at, slot).map_err(CliError::usage)?;
+                    self.post_receive(adapter.device(), at, slot).map_err(Error::invalid)?;
                 }
             }
         }

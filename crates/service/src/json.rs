@@ -2,9 +2,9 @@
 //!
 //! Only the reading: what a reply means is a matter of the command that asked.
 
+use crate::text::one_line;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use service::text::one_line;
 
 /// What another process said as JSON. Its texts are single lines that a terminal shows and does not
 /// obey.

@@ -7,8 +7,8 @@ use roce::device::Device;
 use roce::verbs::{Completion, SendOp, SendWr};
 use roce::world::Staging;
 
-use super::control::Verdict;
 use super::ends::Ends;
+use super::messages::Verdict;
 use super::requester::check;
 use super::test::{Mode, Operation, Service};
 

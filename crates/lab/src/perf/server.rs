@@ -19,12 +19,12 @@ use service::log;
 use service::seed::fresh_seed;
 
 use super::client::{Failure, driver, take_trouble, yield_if_idle};
-use super::control::{Control, End, Message, Snapshot, VERSION, Verdict, lost};
 use super::ends::{Ends, check_address};
-use super::host;
+use super::messages::{Control, End, Message, Snapshot, VERSION, Verdict, lost};
 use super::responder::Responder;
 use super::test::{LOOK_AT_MEMORY, Test};
-use crate::exit::CliError;
+use crate::devices;
+use service::Error;
 
 /// Most clients at once.
 pub const MAX_CLIENTS: usize = 16;
@@ -67,7 +67,7 @@ pub fn serve(listener: &TcpListener, device: Option<&DeviceChoice>) -> ! {
             match converse(stream, peer, device, is_full) {
                 Ok(1) => log::line(format_args!("{peer} has left after 1 test")),
                 Ok(tests) => log::line(format_args!("{peer} has left after {tests} tests")),
-                Err(error) => log::line(format_args!("{peer}: {error}")),
+                Err(error) => log::line(format_args!("{peer}: {}", error.to_line())),
             }
         });
         if let Err(error) = spawned {
@@ -91,27 +91,27 @@ fn converse(
     peer: SocketAddr,
     device: Option<DeviceChoice>,
     is_full: bool,
-) -> Result<u64, CliError> {
+) -> Result<u64, Error> {
     let gone = |error: io::Error| lost(peer, &error);
     let mut control = Control::new(stream).map_err(gone)?;
     match control.receive_within(HELLO_LIMIT).map_err(gone)? {
         Message::Hello { .. } if is_full => {
             let why = format!("{MAX_CLIENTS} clients are being served");
             refuse(&mut control, &why, "try again later").map_err(gone)?;
-            return Err(CliError::usage(why));
+            return Err(Error::invalid(why));
         }
         // A client of another version reads this much and says so.
         Message::Hello { .. } => {
             control.send(&Message::Welcome { version: VERSION }).map_err(gone)?;
         }
-        other => return Err(CliError::usage(format_args!("said {other:?} first"))),
+        other => return Err(Error::invalid(format_args!("said {other:?} first"))),
     }
     let mut session = Session { control, peer, device };
     let mut tests = 0;
     loop {
         let test = match session.control.receive() {
             Ok(Message::Begin(test)) => test,
-            Ok(other) => return Err(CliError::usage(format_args!("said {other:?} out of turn"))),
+            Ok(other) => return Err(Error::invalid(format_args!("said {other:?} out of turn"))),
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(tests),
             Err(error) => return Err(gone(error)),
         };
@@ -134,10 +134,10 @@ struct Session {
 
 impl Session {
     /// Does one test, or says why not.
-    fn run(&mut self, test: Test) -> Result<(), CliError> {
+    fn run(&mut self, test: Test) -> Result<(), Error> {
         let done = match test.complaint() {
-            Some((why, hint)) => Err(CliError::usage(why).hint(hint)),
-            None => fresh_seed().map_err(CliError::from).and_then(|seed| self.prepare(test, seed)),
+            Some((why, hint)) => Err(Error::invalid(why).hint(hint)),
+            None => fresh_seed().map_err(Error::from).and_then(|seed| self.prepare(test, seed)),
         };
         if let Err(error) = &done {
             let (why, hint) = error.parts();
@@ -152,31 +152,31 @@ impl Session {
     }
 
     /// Does a test on the device that it wants, or on the next best.
-    fn prepare(&mut self, test: Test, seed: u64) -> Result<(), CliError> {
+    fn prepare(&mut self, test: Test, seed: u64) -> Result<(), Error> {
         let memory = test.memory();
         if let Some(choice) = &self.device {
             if test.by_roce_v1 {
                 let why = format!("no RoCEv1: the server uses the device {}", choice.name);
-                return Err(CliError::usage(why).hint("start the server without --device"));
+                return Err(Error::invalid(why).hint("start the server without --device"));
             }
             let no_xdp = test.by_xdp.then(|| format!("it uses the device {}", choice.name));
-            return self.run_on(host::loaded(choice, memory)?, test, seed, true, no_xdp);
+            return self.run_on(devices::loaded(choice, memory)?, test, seed, true, no_xdp);
         }
         // The client reaches this address: packets come to it, too.
         let local = self.control.local().map_err(|error| lost(self.peer, &error))?;
         let ip = local.ip().to_canonical();
         if test.by_roce_v1 {
-            let adapter = host::roce_v1(ip, self.peer.ip().to_canonical(), memory, seed)?;
+            let adapter = devices::roce_v1(ip, self.peer.ip().to_canonical(), memory, seed)?;
             return self.run_on(adapter, test, seed, false, None);
         }
         let mut no_xdp = None;
         if test.by_xdp {
-            match host::xdp(ip, memory, seed) {
+            match devices::xdp(ip, memory, seed) {
                 Ok(adapter) => return self.run_on(adapter, test, seed, false, None),
                 Err(why) => no_xdp = Some(why),
             }
         }
-        let adapter = host::software(ip, memory, seed, test.refused())?;
+        let adapter = devices::software(ip, memory, seed, test.refused())?;
         self.run_on(adapter, test, seed, false, no_xdp)
     }
 
@@ -187,16 +187,16 @@ impl Session {
         seed: u64,
         is_loaded: bool,
         no_xdp: Option<String>,
-    ) -> Result<(), CliError> {
+    ) -> Result<(), Error> {
         let peer = self.peer;
         let gone = |error: io::Error| lost(peer, &error);
         let mut ends = Ends::open(&mut adapter, test, seed)?;
         no_xdp.iter().for_each(|why| log::line(format_args!("{peer}: no AF_XDP: {why}")));
-        let ours = End { no_xdp, ..ends.describe(&adapter, host::mtu(&adapter, peer)) };
+        let ours = End { no_xdp, ..ends.describe(&adapter, devices::mtu(&adapter, peer)) };
         self.control.send(&Message::Ready(ours.clone())).map_err(gone)?;
         let theirs = match self.control.receive().map_err(gone)? {
             Message::Connect(end) => end,
-            other => return Err(CliError::usage(format_args!("said {other:?} out of turn"))),
+            other => return Err(Error::invalid(format_args!("said {other:?} out of turn"))),
         };
         check_address(&theirs, peer)?;
         if let Some(why) = ends.connect(&mut adapter, &ours, &theirs, Choice::default())? {
@@ -234,7 +234,7 @@ impl Session {
                 Ok(())
             }
             Some(Err(failure)) => Err(failure.into_error(peer)),
-            None => Err(CliError::usage("the test took too long")),
+            None => Err(Error::invalid("the test took too long")),
         }
     }
 }
@@ -259,10 +259,10 @@ impl<F: Adapter> Work<'_, F> {
             Some(Message::Mark) => {
                 let snapshot = Snapshot {
                     at_ns: now.as_nanos(),
-                    cpu_ns: host::cpu_ns(self.is_loaded),
+                    cpu_ns: devices::cpu_ns(self.is_loaded),
                     received: self.responder.received,
                     lost: self.responder.lost,
-                    retransmitted: host::retransmitted(self.adapter),
+                    retransmitted: devices::retransmitted(self.adapter),
                 };
                 self.control.send(&Message::Marked(snapshot)).map_err(Failure::Control)?;
                 Ok(None)

@@ -5,9 +5,9 @@ use std::io;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::Duration as StdDuration;
 
+use crate::trace::{Recorder, Sample};
 use adapter::owned::DeviceChoice;
 use adapter::owned::{Adapter, Trouble};
-use lab::trace::{Recorder, Sample};
 use nic::clock;
 use nic::congestion::Choice;
 use nic::driver::{Application, Driver, RESCUED, Turn};
@@ -15,13 +15,13 @@ use roce::world::Progress;
 use roce::{Duration, Time};
 use service::address::{check_port, with_port};
 
-use super::control::{Control, Message, PERF_PORT, Snapshot, VERSION, Verdict, lost};
 use super::ends::{Ends, check_address};
 use super::histogram::Histogram;
-use super::host;
+use super::messages::{Control, Message, PERF_PORT, Snapshot, VERSION, Verdict, lost};
 use super::requester::Requester;
-use super::test::{LOOK_AT_MEMORY, MessagePath, Mode, Service, Test};
-use crate::exit::CliError;
+use super::test::{LOOK_AT_MEMORY, Mode, Service, Test};
+use crate::devices::{self, MessagePath};
+use service::Error;
 
 /// How long a connection may take.
 const CONNECT_LIMIT: StdDuration = StdDuration::from_secs(5);
@@ -120,12 +120,11 @@ impl Client {
         device: Option<DeviceChoice>,
         congestion: Choice,
         seed: u64,
-    ) -> Result<Client, CliError> {
+    ) -> Result<Client, Error> {
         check_port(host)?;
         let name = with_port(host, PERF_PORT);
         let found = name.to_socket_addrs().map_err(|error| {
-            CliError::peer_unreachable(format_args!("{host}: {error}"))
-                .hint("give a name or an address")
+            Error::unreachable(format_args!("{host}: {error}")).hint("give a name or an address")
         })?;
         let mut failure = io::Error::other("the name has no address");
         for address in found {
@@ -134,7 +133,7 @@ impl Client {
                 Err(error) => failure = error,
             }
         }
-        Err(CliError::peer_unreachable(format_args!("{name}: {failure}")).hint(
+        Err(Error::unreachable(format_args!("{name}: {failure}")).hint(
             "start `dquant perf serve` there; for other machines it needs an address to listen on",
         ))
     }
@@ -145,7 +144,7 @@ impl Client {
         device: Option<DeviceChoice>,
         congestion: Choice,
         seed: u64,
-    ) -> Result<Client, CliError> {
+    ) -> Result<Client, Error> {
         let gone = |error: io::Error| lost(peer, &error);
         let mut control = Control::new(stream).map_err(gone)?;
         let local = control.local().map_err(gone)?;
@@ -154,7 +153,7 @@ impl Client {
             Message::Welcome { version: VERSION } => {
                 Ok(Client { control, peer, local, device, congestion, seed, has_paces: false })
             }
-            Message::Welcome { version } => Err(CliError::usage(format_args!(
+            Message::Welcome { version } => Err(Error::invalid(format_args!(
                 "{peer} speaks version {version} of dquant perf, this is {VERSION}"
             ))
             .hint("use the same version of dquant on both sides")),
@@ -172,23 +171,23 @@ impl Client {
     ///
     /// # Errors
     /// When the server refuses it or is lost, or a device fails.
-    pub fn run(&mut self, test: Test) -> Result<Outcome, CliError> {
+    pub fn run(&mut self, test: Test) -> Result<Outcome, Error> {
         if let Some(choice) = &self.device {
-            return self.run_on(host::loaded(choice, test.memory())?, test, true);
+            return self.run_on(devices::loaded(choice, test.memory())?, test, true);
         }
         let (ip, memory) = (self.local.ip(), test.memory());
         if test.by_roce_v1 {
-            let adapter = host::roce_v1(ip, self.peer.ip(), memory, self.seed)?;
+            let adapter = devices::roce_v1(ip, self.peer.ip(), memory, self.seed)?;
             return self.run_on(adapter, test, false);
         }
         let mut fallback = None;
         if test.by_xdp {
-            match host::xdp(ip, memory, self.seed) {
+            match devices::xdp(ip, memory, self.seed) {
                 Ok(adapter) => return self.run_on(adapter, test, false),
                 Err(why) => fallback = Some(format!("no AF_XDP on this side: {why}")),
             }
         }
-        let adapter = host::software(ip, memory, self.seed, test.refused())?;
+        let adapter = devices::software(ip, memory, self.seed, test.refused())?;
         let mut outcome = self.run_on(adapter, test, false)?;
         outcome.fallbacks.extend(fallback);
         Ok(outcome)
@@ -199,7 +198,7 @@ impl Client {
         mut adapter: F,
         test: Test,
         is_loaded: bool,
-    ) -> Result<Outcome, CliError> {
+    ) -> Result<Outcome, Error> {
         let peer = self.peer;
         let gone = |error: io::Error| lost(peer, &error);
         self.control.send(&Message::Begin(test)).map_err(gone)?;
@@ -209,7 +208,7 @@ impl Client {
         };
         check_address(&theirs, peer)?;
         let mut ends = Ends::open(&mut adapter, test, self.seed)?;
-        let ours = ends.describe(&adapter, host::mtu(&adapter, peer));
+        let ours = ends.describe(&adapter, devices::mtu(&adapter, peer));
         let no_path = ends.connect(&mut adapter, &ours, &theirs, self.congestion)?;
         if test.has_pong() && test.has_receives() {
             ends.post_receives(adapter.device())?;
@@ -238,7 +237,7 @@ impl Client {
         let mut outcome = measured(&test, &start, &end, &requester);
         outcome.mtu = requester.ends.mtu;
         outcome.paces = recorder.map(Recorder::into_samples).unwrap_or_default();
-        outcome.path = host::path(&adapter, is_loaded);
+        outcome.path = devices::path(&adapter, is_loaded);
         let there = |why| format!("no AF_XDP at the server: {why}");
         outcome.fallbacks.extend(theirs.no_xdp.map(there));
         let without = |why| format!("no same-host path: {why}");
@@ -284,18 +283,18 @@ fn measured(test: &Test, start: &Point, end: &Point, requester: &Requester) -> O
     }
 }
 
-fn unexpected(peer: SocketAddr, message: Message) -> CliError {
+fn unexpected(peer: SocketAddr, message: Message) -> Error {
     match message {
         Message::Refused { why, hint } => {
-            CliError::usage(format_args!("{peer} refuses: {why}")).hint(hint)
+            Error::invalid(format_args!("{peer} refuses: {why}")).hint(hint)
         }
-        other => CliError::usage(format_args!("{peer} said {other:?} out of turn")),
+        other => Error::invalid(format_args!("{peer} said {other:?} out of turn")),
     }
 }
 
 /// A driver that wakes for packets and for control messages.
-pub(super) fn driver<F: Adapter>(adapter: &F, control: &Control) -> Result<Driver, CliError> {
-    let no_driver = |error| CliError::because("cannot wait for packets", &error);
+pub(super) fn driver<F: Adapter>(adapter: &F, control: &Control) -> Result<Driver, Error> {
+    let no_driver = |error| Error::because("cannot wait for packets", &error);
     let driver = Driver::new().map_err(no_driver)?;
     adapter.watch(driver.watched()).map_err(no_driver)?;
     driver.watched().add(control.fd(), 1).map_err(no_driver)?;
@@ -326,10 +325,10 @@ pub(super) enum Failure {
 }
 
 impl Failure {
-    pub(super) fn into_error(self, peer: SocketAddr) -> CliError {
+    pub(super) fn into_error(self, peer: SocketAddr) -> Error {
         match self {
             Failure::Control(error) => lost(peer, &error),
-            Failure::Device(why) => CliError::peer_unreachable(format_args!("{peer}: {why}"))
+            Failure::Device(why) => Error::unreachable(format_args!("{peer}: {why}"))
                 .hint("do packets of UDP port 4791 (RoCEv1: of EtherType 0x8915) pass in both directions? `dquant doctor` examines a machine"),
         }
     }
@@ -422,8 +421,8 @@ impl<'a, F: Adapter> Work<'a, F> {
             at: now,
             completed: self.requester.completed,
             lost: self.requester.lost,
-            cpu_ns: host::cpu_ns(self.is_loaded),
-            retransmitted: host::retransmitted(self.adapter),
+            cpu_ns: devices::cpu_ns(self.is_loaded),
+            retransmitted: devices::retransmitted(self.adapter),
             server: Snapshot::default(),
         }
     }

@@ -8,9 +8,9 @@ use roce::verbs::{Completion, RecvWr, SendOp, SendWr, WcStatus};
 use roce::world::Staging;
 use roce::{Duration, Time};
 
-use super::control::Verdict;
 use super::ends::Ends;
 use super::histogram::Histogram;
+use super::messages::Verdict;
 use super::test::{Mode, Operation, Service};
 
 /// Completions taken at once, and work requests posted at once.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use parfait::demand::Demand;
 use parfait::pattern::Pattern;
 
-use crate::exit::CliError;
+use service::Error;
 
 /// Most ranks of a replayed job: all of them meet at one.
 pub const MAX_RANKS: u32 = 256;
@@ -43,16 +43,16 @@ impl Schedule {
     /// # Errors
     /// When the pattern is too large to be replayed, or a message is too long or would have no
     /// bytes.
-    pub fn new(pattern: &Pattern, bytes: u64, steps: u32) -> Result<Schedule, CliError> {
-        let demand = Demand::of(pattern).map_err(CliError::from_cause)?;
+    pub fn new(pattern: &Pattern, bytes: u64, steps: u32) -> Result<Schedule, Error> {
+        let demand = Demand::of(pattern).map_err(Error::from_cause)?;
         let ranks = demand.workers();
         if !(2..=MAX_RANKS).contains(&ranks) {
             let why = format!("{pattern} has {ranks} ranks; 2 to {MAX_RANKS} can be replayed");
-            return Err(CliError::usage(why).hint("choose other sizes"));
+            return Err(Error::invalid(why).hint("choose other sizes"));
         }
         if !(1..=MAX_STEPS).contains(&steps) {
             let why = format!("a phase has {steps} steps; it may have 1 to {MAX_STEPS}");
-            return Err(CliError::usage(why).hint("choose another --steps"));
+            return Err(Error::invalid(why).hint("choose another --steps"));
         }
         let phases: Vec<Vec<(u32, u32, u64)>> =
             (0..demand.phases()).map(|phase| demand.graph(phase)).collect();
@@ -72,7 +72,7 @@ impl Schedule {
             {
                 let why = format!("the message from rank {from} to {to} would have {part} bytes");
                 let hint = format!("1 to {MAX_MESSAGE_BYTES}: choose another --bytes-per-edge");
-                return Err(CliError::usage(why).hint(hint));
+                return Err(Error::invalid(why).hint(hint));
             }
             all.extend((0..steps).map(|_| step.clone()));
         }
@@ -108,7 +108,7 @@ impl Schedule {
 mod tests {
     use super::*;
 
-    fn schedule(pattern: &str, bytes: u64, steps: u32) -> Result<Schedule, CliError> {
+    fn schedule(pattern: &str, bytes: u64, steps: u32) -> Result<Schedule, Error> {
         Schedule::new(&pattern.parse().expect("a pattern"), bytes, steps)
     }
 
@@ -170,7 +170,7 @@ mod tests {
             ("ring:2@1G", 4096, 0, "has 0 steps"),
             ("ring:2@1G", 4096, 4097, "has 4097 steps"),
         ] {
-            let error = schedule(pattern, bytes, steps).expect_err(pattern).to_string();
+            let error = schedule(pattern, bytes, steps).expect_err(pattern).to_line();
             assert!(error.contains(why) && error.contains("hint: "), "{pattern}: {error}");
         }
     }

@@ -1,4 +1,4 @@
-//! `dquant perf`: latency and bandwidth of a adapter between two machines, or two processes of one.
+//! Latency and bandwidth of an adapter between two machines, or two processes of one.
 //!
 //! A server waits; everything else is decided by the client, which sends each test over a small
 //! control connection. Both sides run the same code on our own endpoint or on a device behind a
@@ -8,19 +8,18 @@
 //! |---|---|
 //! | [`mod@test`] | one test and what is allowed in it |
 //! | [`histogram`] | latencies, in bounded memory |
-//! | [`control`] | the messages between client and server, and their connection |
+//! | [`messages`] | the messages between client and server |
 //! | [`ends`] | what one side of a test creates on its device, and the bytes that it expects |
 //! | [`requester`], [`responder`] | what each side does in a turn |
-//! | [`host`] | the device of this side |
 //! | [`client`], [`server`] | a test from its beginning to its result |
 //!
-//! The command line and the form of results are in [`crate::cli`].
+//! The devices are opened in [`devices`](crate::devices). The command line and the form of results
+//! belong to the binary.
 
 pub mod client;
-pub mod control;
 mod ends;
 mod histogram;
-pub mod host;
+pub mod messages;
 mod requester;
 mod responder;
 pub mod server;
