@@ -165,6 +165,24 @@ const FLOORS: &[(&str, &str)] = &[
          agent: words proto convert keys enforce client local",
     ),
     (
+        "crates/cluster/src/brain",
+        "cluster
+         placing
+         inputs: placing
+         events: inputs
+         agents: cluster events inputs
+         carriers
+         requests: inputs
+         lookups: cluster inputs
+         picture: inputs
+         views
+         storage: placing inputs
+         actor: *
+         calls: cluster placing inputs
+         core: cluster inputs events actor calls
+         extender: inputs",
+    ),
+    (
         "crates/cluster/src/store",
         "signed
          file: signed

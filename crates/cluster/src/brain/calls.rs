@@ -18,7 +18,7 @@ use tokio_stream::{Stream, StreamExt};
 use tonic::{Code, Request, Response, Status, Streaming};
 use topology::graph::Topology;
 
-use super::Cluster;
+use super::cluster::Cluster;
 use super::inputs::{Answer, Attached, Input, MAX_COMMANDS, NotAttached};
 use super::placing::NoTrial;
 use crate::convert;

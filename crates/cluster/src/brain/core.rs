@@ -11,9 +11,9 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::actor::{Actor, Parts};
 use super::calls::Handle;
+use super::cluster::Cluster;
 use super::events::Events;
-use super::inputs::Input;
-use super::{Cluster, MAX_INPUTS};
+use super::inputs::{Input, MAX_INPUTS};
 use crate::store::Store;
 use crate::view::View;
 use crate::web::EventLog;

@@ -3,10 +3,13 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use parfait::log::{Book, Outcome};
 use tokio::sync::watch;
 
+use super::inputs::Answer;
 use crate::view::ClusterEvent;
 use crate::web::{EventLog, unix_ms};
+use crate::words::counted;
 
 /// See the module's text.
 #[derive(Debug)]
@@ -47,5 +50,39 @@ impl Events {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let kind = kind.to_owned();
         self.log.push(ClusterEvent { number, unix_ms: unix_ms(), kind, job, text });
+    }
+
+    /// Notes what became of a request.
+    pub(super) fn note_answer(&self, answer: &Answer, book: Option<&Book>) {
+        let name = |job: &u64| {
+            let held = book.and_then(|book| book.jobs().get(job));
+            held.map_or_else(String::new, |held| format!(" '{}': {}", held.label.name, held.job))
+        };
+        match answer {
+            Ok(Outcome::Admitted(job)) => {
+                self.note("admitted", Some(*job), format!("job {job}{}", name(job)));
+            }
+            Ok(Outcome::Released { job, restored }) => {
+                self.note("released", Some(*job), format!("job {job} is released"));
+                for job in restored {
+                    let text = format!("job {job}{} has its guarantee again", name(job));
+                    self.note("moved", Some(*job), text);
+                }
+            }
+            Ok(Outcome::Repaired { hit, moved, degraded }) => self.note(
+                "moved",
+                None,
+                format!(
+                    "{} hit, {} moved to other hosts, {} degraded",
+                    counted(*hit, "job"),
+                    counted(*moved, "worker"),
+                    counted(*degraded, "job")
+                ),
+            ),
+            Ok(Outcome::Refused(refused)) => {
+                self.note("refused", None, refused.text.clone());
+            }
+            Err(_) => {}
+        }
     }
 }

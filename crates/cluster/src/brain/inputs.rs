@@ -14,6 +14,9 @@ use super::placing::{Caller, Placed};
 use crate::proto::{self, Serialised};
 use crate::store::Holder;
 
+/// Requests of clients and agents that wait for the actor; more wait in their connections.
+pub(super) const MAX_INPUTS: usize = 4096;
+
 /// Commands that wait for one agent; the state machine has one outstanding, and sends it again.
 pub(super) const MAX_COMMANDS: usize = 4;
 

@@ -3,29 +3,45 @@
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | `events` | what happens, numbered |
-//! | `inputs` | what goes into the actor |
-//! | `picture` | the view of the cluster, made from the book and from what agents report |
-//! | `actor` | the one task that owns the state machine |
+//! | `cluster` | what is known of the cluster from the start |
 //! | `placing` | trials of placements, beside the actor |
+//! | `inputs` | what goes into the actor |
+//! | `events` | what happens, numbered |
+//! | `agents` | the agents that are connected |
+//! | `carriers` | links without a carrier, and when they are outages |
+//! | `requests` | who waits for the state machine's answers |
+//! | `lookups` | what is read from the book alone |
+//! | `picture` | the view of the cluster, made from the book and from what agents report |
+//! | `views` | when a view is made |
+//! | `storage` | calls of the store, beside the actor |
+//! | `actor` | the one task that owns the state machine and all of these |
 //! | `core` | a brain without a network |
 //! | `calls` | gRPC |
 //! | `extender` | what the scheduler of Kubernetes asks, over HTTP |
 
 mod actor;
+mod agents;
 mod calls;
+mod carriers;
+mod cluster;
 mod core;
 mod events;
 mod extender;
 mod inputs;
+mod lookups;
 mod picture;
 mod placing;
+mod requests;
+mod storage;
 #[cfg(test)]
 mod tests;
+mod views;
 
 pub use actor::Parts;
 pub use calls::LEADER_ENTRY;
+pub use cluster::Cluster;
 pub use core::Core;
+pub use placing::ITERATIONS;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -34,8 +50,6 @@ use std::time::Duration;
 
 use parfait::brain as machine;
 use parfait::demand::Abstraction;
-use parfait::site::{Ground, Site};
-use parfait::spread::Ecmp;
 use serde::Serialize;
 use service::admission::Admission;
 use service::auth::CheckProof;
@@ -64,9 +78,6 @@ use crate::web::{EventLog, Hook};
 /// Default port of a brain.
 pub const BRAIN_PORT: u16 = 4795;
 
-/// Requests of clients and agents that wait for the actor; more wait in their connections.
-const MAX_INPUTS: usize = 4096;
-
 /// Between claims of the lease.
 const CLAIM_EVERY: Duration = Duration::from_millis(250);
 
@@ -78,10 +89,6 @@ const STORAGE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Bytes of the log after which a snapshot is made.
 const SNAPSHOT_BYTES: u64 = 1 << 20;
-
-/// Iterations of the search for a placement: what the tables of docs/parfait-placement.md were
-/// measured with.
-pub const ITERATIONS: u32 = 600;
 
 /// How often an idle connection is probed.
 const KEEP_ALIVE: Duration = Duration::from_secs(2);
@@ -107,34 +114,6 @@ pub struct Config {
     pub lease: Duration,
     /// Where the log is, for people.
     pub store: String,
-}
-
-/// What the cluster consists of.
-#[derive(Clone, Debug)]
-pub struct Cluster {
-    /// Hosts, switches and links.
-    pub topology: Topology,
-    /// The same as text, for clients.
-    pub text: String,
-    /// Slots of each host.
-    pub slots: u32,
-    /// Of each link's rate, in millionths, what may be reserved.
-    pub reservable_ppm: u32,
-    /// How equal paths count.
-    pub ecmp: Ecmp,
-}
-
-impl Cluster {
-    /// What the ledger stands on.
-    ///
-    /// # Errors
-    /// When it has no hosts, no slots or no paths, or is too large.
-    pub fn ground(&self) -> Result<Ground, Error> {
-        let (topology, slots) = (self.topology.clone(), self.slots);
-        let (ecmp, reservable_ppm) = (self.ecmp, self.reservable_ppm);
-        let ground = Ground::new(Site { topology, slots, ecmp, reservable_ppm });
-        ground.map_err(|error| Error::invalid(format!("the topology: {error}")))
-    }
 }
 
 /// Printed once a brain serves.

@@ -18,6 +18,10 @@ use tokio::sync::oneshot::{self, error::TryRecvError};
 use crate::convert::held_message;
 use crate::proto;
 
+/// Iterations of the search for a placement: what the tables of docs/parfait-placement.md were
+/// measured with.
+pub const ITERATIONS: u32 = 600;
+
 /// Trials of one caller that wait; more are refused.
 pub(super) const MAX_OF_CALLER: usize = 8;
 
@@ -70,12 +74,14 @@ pub(super) struct Placing {
     memory: Memory,
     /// Trials that were dropped because nobody waited for them any more.
     pub(super) abandoned: u64,
+    /// Trials that were refused because too many wait.
+    pub(super) refused: u64,
 }
 
 impl Placing {
     pub(super) fn new() -> Placing {
-        let (waiting, last, last_owners, running, abandoned) = Default::default();
-        Placing { waiting, last, last_owners, running, memory: Memory::new(), abandoned }
+        let (waiting, last, last_owners, running, abandoned, refused) = Default::default();
+        Placing { waiting, last, last_owners, running, memory: Memory::new(), abandoned, refused }
     }
 
     /// Has a trial wait for its turn. Returns whether it does: where as many wait as may, it is
@@ -90,6 +96,7 @@ impl Placing {
         if has_room {
             self.waiting.entry(caller).or_default().push_back(trial);
         } else {
+            self.refused += 1;
             // Who asked may be gone.
             let _ = trial.answer.send(Err(NoTrial::Busy));
         }
@@ -181,9 +188,8 @@ pub(super) fn place(trial: Waiting, mut book: Book, mut lent: Lent) {
     let Waiting { label, job, answer } = trial;
     let since = book.changed_index();
     let abstraction = parfait::demand::Abstraction::Parfait;
-    let iterations = super::ITERATIONS;
     let placed =
-        parfait::brain::place_job(&mut book, abstraction, iterations, &mut lent.memory, label, job);
+        parfait::brain::place_job(&mut book, abstraction, ITERATIONS, &mut lent.memory, label, job);
     let placed = placed.map(|held| held_message(0, &held, book.ledger().network()));
     // Who asked may be gone.
     let _ = answer.send(Ok((placed, since)));
