@@ -273,6 +273,7 @@ const FLOORS: &[(&str, &str)] = &[
         "registrations: seeds skip
          software
          owned: software
+         drive: owned
          connect: owned software
          shared: software",
     ),

@@ -12,18 +12,19 @@ use std::sync::mpsc::SyncSender;
 use std::thread::JoinHandle;
 
 use adapter::connect::QpAddress;
+use adapter::drive::{self, Owner};
 use adapter::owned::Adapter;
 use adapter::software::LocalPeer;
 use host::ring::{Producer, ProducerCounters};
 use nic::clock;
-use nic::driver::{Application, Turn};
+use nic::driver::Turn;
 use nic::local_peers::{Shared, Unfinished};
 use nic::pool::PoolRange;
 use nic::ready::ReadySet;
+use roce::Time;
 use roce::device::Device;
 use roce::endpoint::Mtu;
 use roce::verbs::{Access, CqId, MemoryRegion, PdId, Qpn, WcStatus};
-use roce::{Duration, Time};
 use service::log;
 use xio::reader::{
     CREDIT_BYTES, ConnectionMemory, Reader, ReaderCounters, ReaderResources, ReaderSetup,
@@ -31,7 +32,7 @@ use xio::reader::{
 use xio::target::MAX_CREDITS;
 
 use super::{
-    Commands, Disposer, EngineError, Host, HostConfig, Inbox, Refused, SPIN, Signals, Turns, Work,
+    Commands, Disposer, EngineError, Host, HostConfig, Inbox, Refused, Signals, Turns, Work,
 };
 use crate::budget::Lease;
 use crate::data::sink::RingSink;
@@ -273,7 +274,7 @@ impl DpuEngine {
         };
         let thread = std::thread::Builder::new()
             .name("dquant-dpu".into())
-            .spawn(move || driver.run(&mut engine))
+            .spawn(move || drive::run(&driver, &mut engine))
             .map_err(|source| EngineError::Os { what: "DPU thread", source })?;
         Ok(DpuEngine { commands, roce, discovery, notes, thread: Some(thread) })
     }
@@ -293,8 +294,12 @@ impl Drop for DpuEngine {
     }
 }
 
-impl<F: Adapter> Application for Engine<F> {
-    const SPIN: Duration = SPIN;
+impl<F: Adapter> Owner for Engine<F> {
+    type Adapter = F;
+
+    fn adapter(&mut self) -> &mut F {
+        &mut self.host.adapter
+    }
 
     fn turn(&mut self, now: Time) -> Turn {
         self.turns.begin(now);
@@ -330,18 +335,15 @@ impl<F: Adapter> Application for Engine<F> {
     fn prepare_sleep(&mut self) -> bool {
         self.turns.slept();
         // For every one, even after one that has work: `woken` undoes it.
-        let idle = self.host.adapter.prepare_sleep();
-        self.streams.iter_mut().fold(idle, |idle, stream| stream.sink.prepare_sleep() && idle)
+        self.streams.iter_mut().fold(true, |idle, stream| stream.sink.prepare_sleep() && idle)
     }
 
     fn woken(&mut self) {
-        self.host.adapter.woken();
         self.streams.iter_mut().for_each(|stream| stream.sink.after_sleep());
     }
 
     fn has_work(&mut self) -> bool {
-        self.host.adapter.has_work()
-            || self.streams.iter_mut().any(|stream| stream.sink.has_credit())
+        self.streams.iter_mut().any(|stream| stream.sink.has_credit())
     }
 
     fn note_rescue(&mut self) {

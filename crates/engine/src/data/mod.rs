@@ -27,7 +27,8 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, OnceLock};
 
 use adapter::connect::{self, QpAddress, Terms};
-use adapter::owned::{self, Adapter, DeviceChoice, Loaded, OpenError, Software, Trouble};
+use adapter::drive;
+use adapter::owned::{self, Adapter, DeviceChoice, Loaded, OpenError, Software};
 use adapter::software::LocalPeer;
 use nic::clock;
 use nic::congestion::Choice;
@@ -373,16 +374,8 @@ impl<F: Adapter> Host<F> {
 
     /// Logs the device's troubles. Returns why it can no longer be used, if that is so.
     fn take_trouble(&mut self) -> Option<String> {
-        while let Some(trouble) = self.adapter.poll_trouble() {
-            match trouble {
-                Trouble::Degraded(what) => log::line(what),
-                Trouble::Gone(why) => {
-                    log::line(&why);
-                    return Some(why);
-                }
-            }
-        }
-        None
+        let gone = drive::take_trouble(&mut self.adapter, log::line);
+        gone.inspect(|why| log::line(why))
     }
 
     /// What the driver does after a turn that was `busy` or not.
@@ -393,9 +386,7 @@ impl<F: Adapter> Host<F> {
     /// A driver that wakes for this engine's packets.
     fn driver(&self) -> Result<Driver, EngineError> {
         let no_driver = |source| EngineError::Os { what: "descriptors to wait with", source };
-        let driver = Driver::new().map_err(no_driver)?;
-        self.adapter.watch(driver.watched()).map_err(no_driver)?;
-        Ok(driver)
+        drive::driver(&self.adapter).map_err(no_driver)
     }
 }
 

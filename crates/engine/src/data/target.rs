@@ -5,19 +5,20 @@ use std::sync::mpsc::{SendError, SyncSender};
 use std::thread::JoinHandle;
 
 use adapter::connect::{QpAddress, path_mtu};
+use adapter::drive::{self, Owner};
 use adapter::owned::Adapter;
 use adapter::software::LocalPeer;
 use host::disk::{DiskError, DiskMemory, MAX_DEPTH, UringDisk};
 use host::root::IoMode;
 use host::root::OpenFile;
 use nic::clock;
-use nic::driver::{Application, Turn};
+use nic::driver::Turn;
 use nic::local_peers::Shared;
 use nic::pool::PoolRange;
+use roce::Time;
 use roce::device::Device;
 use roce::endpoint::Mtu;
 use roce::verbs::{Access, CqId, MemoryRegion, PdId, Qpn};
-use roce::{Duration, Time};
 use service::log;
 use tokio::sync::oneshot;
 use xio::disk::FileId;
@@ -28,7 +29,7 @@ use xio::target::{
 };
 
 use super::{
-    Commands, Disposer, EngineError, Host, HostConfig, Inbox, Refused, SPIN, Signals, Turns, Work,
+    Commands, Disposer, EngineError, Host, HostConfig, Inbox, Refused, Signals, Turns, Work,
 };
 use crate::action::Action;
 use crate::status::{self, Counters};
@@ -236,14 +237,18 @@ impl TargetEngine {
         };
         let thread = std::thread::Builder::new()
             .name("dquant-target".into())
-            .spawn(move || driver.run(&mut engine))
+            .spawn(move || drive::run(&driver, &mut engine))
             .map_err(|source| EngineError::Os { what: "target thread", source })?;
         Ok(TargetEngine { commands, roce, discovery, notes, thread })
     }
 }
 
-impl<F: Adapter> Application for Engine<F> {
-    const SPIN: Duration = SPIN;
+impl<F: Adapter> Owner for Engine<F> {
+    type Adapter = F;
+
+    fn adapter(&mut self) -> &mut F {
+        &mut self.host.adapter
+    }
 
     fn turn(&mut self, now: Time) -> Turn {
         self.turns.begin(now);
@@ -273,15 +278,7 @@ impl<F: Adapter> Application for Engine<F> {
 
     fn prepare_sleep(&mut self) -> bool {
         self.turns.slept();
-        self.host.adapter.prepare_sleep()
-    }
-
-    fn woken(&mut self) {
-        self.host.adapter.woken();
-    }
-
-    fn has_work(&mut self) -> bool {
-        self.host.adapter.has_work()
+        true
     }
 
     fn note_rescue(&mut self) {

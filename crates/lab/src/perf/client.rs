@@ -6,11 +6,12 @@ use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::Duration as StdDuration;
 
 use crate::trace::{Recorder, Sample};
+use adapter::drive::{self, Owner};
+use adapter::owned::Adapter;
 use adapter::owned::DeviceChoice;
-use adapter::owned::{Adapter, Trouble};
 use nic::clock;
 use nic::congestion::Choice;
-use nic::driver::{Application, Driver, RESCUED, Turn};
+use nic::driver::{Driver, Turn};
 use roce::world::Progress;
 use roce::{Duration, Time};
 use service::address::{check_port, with_port};
@@ -223,7 +224,7 @@ impl Client {
         let mut work =
             Work::new(&mut adapter, &mut self.control, Requester::new(ends), test, is_loaded);
         work.recorder = recorder;
-        driver.run(&mut work);
+        drive::run(&driver, &mut work);
         let Work { failure, start, end, requester, recorder, .. } = work;
         if let Some(failure) = failure {
             return Err(failure.into_error(peer));
@@ -295,8 +296,7 @@ fn unexpected(peer: SocketAddr, message: Message) -> Error {
 /// A driver that wakes for packets and for control messages.
 pub(super) fn driver<F: Adapter>(adapter: &F, control: &Control) -> Result<Driver, Error> {
     let no_driver = |error| Error::because("cannot wait for packets", &error);
-    let driver = Driver::new().map_err(no_driver)?;
-    adapter.watch(driver.watched()).map_err(no_driver)?;
+    let driver = drive::driver(adapter).map_err(no_driver)?;
     driver.watched().add(control.fd(), 1).map_err(no_driver)?;
     Ok(driver)
 }
@@ -336,13 +336,7 @@ impl Failure {
 
 /// The next trouble that ends a test; others are for people to read.
 pub(super) fn take_trouble<F: Adapter>(adapter: &mut F) -> Option<Failure> {
-    while let Some(trouble) = adapter.poll_trouble() {
-        match trouble {
-            Trouble::Degraded(what) => service::log::line(what),
-            Trouble::Gone(why) => return Some(Failure::Device(why)),
-        }
-    }
-    None
+    drive::take_trouble(adapter, service::log::line).map(Failure::Device)
 }
 
 /// The parts of a test.
@@ -506,8 +500,12 @@ impl<'a, F: Adapter> Work<'a, F> {
     }
 }
 
-impl<F: Adapter> Application for Work<'_, F> {
-    const SPIN: Duration = Duration::from_micros(5);
+impl<F: Adapter> Owner for Work<'_, F> {
+    type Adapter = F;
+
+    fn adapter(&mut self) -> &mut F {
+        self.adapter
+    }
 
     fn turn(&mut self, now: Time) -> Turn {
         let requester = &mut self.requester;
@@ -528,21 +526,5 @@ impl<F: Adapter> Application for Work<'_, F> {
                 Turn::Stop
             }
         }
-    }
-
-    fn prepare_sleep(&mut self) -> bool {
-        self.adapter.prepare_sleep()
-    }
-
-    fn woken(&mut self) {
-        self.adapter.woken();
-    }
-
-    fn has_work(&mut self) -> bool {
-        self.adapter.has_work()
-    }
-
-    fn note_rescue(&mut self) {
-        eprintln!("warning: {RESCUED}");
     }
 }

@@ -9,11 +9,12 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use adapter::drive::{self, Owner};
 use adapter::owned::Adapter;
 use adapter::owned::DeviceChoice;
 use nic::clock;
 use nic::congestion::Choice;
-use nic::driver::{Application, RESCUED, Turn};
+use nic::driver::Turn;
 use roce::{Duration, Time};
 use service::log;
 use service::seed::fresh_seed;
@@ -220,7 +221,7 @@ impl Session {
             idle_since: None,
             end: None,
         };
-        driver.run(&mut work);
+        drive::run(&driver, &mut work);
         // What arrives without a receive is no message to this side.
         let received = match test.has_receives() {
             true => format!(" {} messages received,", work.responder.received),
@@ -277,8 +278,12 @@ impl<F: Adapter> Work<'_, F> {
     }
 }
 
-impl<F: Adapter> Application for Work<'_, F> {
-    const SPIN: Duration = Duration::from_micros(5);
+impl<F: Adapter> Owner for Work<'_, F> {
+    type Adapter = F;
+
+    fn adapter(&mut self) -> &mut F {
+        self.adapter
+    }
 
     fn turn(&mut self, now: Time) -> Turn {
         let responder = &mut self.responder;
@@ -317,21 +322,5 @@ impl<F: Adapter> Application for Work<'_, F> {
             }
             false => Turn::Busy,
         }
-    }
-
-    fn prepare_sleep(&mut self) -> bool {
-        self.adapter.prepare_sleep()
-    }
-
-    fn woken(&mut self) {
-        self.adapter.woken();
-    }
-
-    fn has_work(&mut self) -> bool {
-        self.adapter.has_work()
-    }
-
-    fn note_rescue(&mut self) {
-        eprintln!("warning: {RESCUED}");
     }
 }

@@ -10,12 +10,13 @@ use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration as StdDuration, Instant};
 
 use adapter::connect::{QpAddress, RNR_RETRY_FOREVER, Terms, connect, path_mtu};
+use adapter::drive::{self, Owner};
+use adapter::owned::Adapter;
 use adapter::owned::DeviceChoice;
-use adapter::owned::{Adapter, Trouble};
 use arrayvec::ArrayVec;
 use nic::clock;
 use nic::congestion::Choice;
-use nic::driver::{Application, Driver, RESCUED, Turn};
+use nic::driver::Turn;
 use nic::pool::Pool;
 use roce::device::{self, Device, InitialPsns};
 use roce::endpoint::QpConfig;
@@ -234,8 +235,7 @@ fn replay<F: Adapter>(
     rendezvous: Rendezvous,
 ) -> Result<Outcome, Error> {
     let no_driver = |error| Error::because("cannot wait for packets", &error);
-    let driver = Driver::new().map_err(no_driver)?;
-    adapter.watch(driver.watched()).map_err(no_driver)?;
+    let driver = drive::driver(&adapter).map_err(no_driver)?;
     for (number, fd) in (1..).zip(rendezvous.fds()) {
         driver.watched().add(fd, number).map_err(no_driver)?;
     }
@@ -255,7 +255,7 @@ fn replay<F: Adapter>(
     };
     let peers = setup.peers.clone();
     let mut work = Work { adapter, rendezvous, progress, peers, looked: now, failure: None };
-    driver.run(&mut work);
+    drive::run(&driver, &mut work);
     match work.failure {
         Some(broken) => Err(broken.into_error()),
         None => {
@@ -680,16 +680,11 @@ impl<F: Adapter> Work<F> {
             return Ok(());
         }
         self.looked = now;
-        while let Some(trouble) = self.adapter.poll_trouble() {
-            match trouble {
-                Trouble::Degraded(what) => log::line(what),
-                Trouble::Gone(why) => {
-                    let rank = self.progress.outcome.rank;
-                    let why = format!("rank {rank}: its device is gone: {why}");
-                    let hint = "is its interface still there?".to_owned();
-                    return Err(self.rendezvous.fail(Broken { why, hint }));
-                }
-            }
+        if let Some(why) = drive::take_trouble(&mut self.adapter, log::line) {
+            let rank = self.progress.outcome.rank;
+            let why = format!("rank {rank}: its device is gone: {why}");
+            let hint = "is its interface still there?".to_owned();
+            return Err(self.rendezvous.fail(Broken { why, hint }));
         }
         self.rendezvous.look()
     }
@@ -715,8 +710,12 @@ impl<F: Adapter> Work<F> {
     }
 }
 
-impl<F: Adapter> Application for Work<F> {
-    const SPIN: Duration = Duration::from_micros(5);
+impl<F: Adapter> Owner for Work<F> {
+    type Adapter = F;
+
+    fn adapter(&mut self) -> &mut F {
+        &mut self.adapter
+    }
 
     fn turn(&mut self, now: Time) -> Turn {
         match self.advance(now) {
@@ -734,21 +733,5 @@ impl<F: Adapter> Application for Work<F> {
                 Turn::Idle(self.adapter.next_wakeup().into_iter().chain(stage).min())
             }
         }
-    }
-
-    fn prepare_sleep(&mut self) -> bool {
-        self.adapter.prepare_sleep()
-    }
-
-    fn woken(&mut self) {
-        self.adapter.woken();
-    }
-
-    fn has_work(&mut self) -> bool {
-        self.adapter.has_work()
-    }
-
-    fn note_rescue(&mut self) {
-        eprintln!("warning: {RESCUED}");
     }
 }

@@ -1,0 +1,106 @@
+//! The thread that owns an adapter: its turns and its sleeps.
+//!
+//! [`Owner`] is what such a thread does in a turn. Everything that a sleep needs of the adapter is
+//! forwarded here, once for all that own one: targets, DPUs, the sides of a measurement, the ranks
+//! of a job. The loop itself is [`nic::driver`]; what the work is belongs above.
+
+use std::io;
+
+use nic::driver::{Application, Driver, RESCUED, Turn};
+use roce::{Duration, Time};
+
+use crate::owned::{Adapter, Trouble};
+
+/// What a thread does with its adapter, turn by turn. Beside the adapter it may wait for more, such
+/// as credits in shared memory: only that is asked for here.
+pub trait Owner {
+    /// The adapter.
+    type Adapter: Adapter;
+
+    /// How long to spin without work before a sleep ([`Application::SPIN`]).
+    const SPIN: Duration = Duration::from_micros(5);
+
+    /// The adapter that the thread owns.
+    fn adapter(&mut self) -> &mut Self::Adapter;
+
+    /// One turn: takes one of the adapter ([`Adapter::turn`]), and looks at everything else.
+    fn turn(&mut self, now: Time) -> Turn;
+
+    /// Called before a sleep, and before the adapter prepares for it. `false`: something beside the
+    /// adapter may have come meanwhile.
+    fn prepare_sleep(&mut self) -> bool {
+        true
+    }
+
+    /// Called when a prepared sleep is over or did not begin.
+    fn woken(&mut self) {}
+
+    /// Whether there is work beside the adapter that should have been announced.
+    fn has_work(&mut self) -> bool {
+        false
+    }
+
+    /// A wake-up was lost ([`Application::note_rescue`]). Programs that do not count them report it
+    /// on standard error.
+    fn note_rescue(&mut self) {
+        eprintln!("warning: {RESCUED}");
+    }
+}
+
+/// A driver that wakes for what reaches the adapter. More descriptors can be added
+/// ([`Driver::watched`]).
+///
+/// # Errors
+/// When the process has no descriptors left, or the kernel refuses to watch one.
+pub fn driver<A: Adapter>(adapter: &A) -> io::Result<Driver> {
+    let driver = Driver::new()?;
+    adapter.watch(driver.watched())?;
+    Ok(driver)
+}
+
+/// Takes turns until the work stops.
+pub fn run<W: Owner>(driver: &Driver, work: &mut W) {
+    driver.run(&mut Driven(work));
+}
+
+/// Passes the troubles of the adapter to `note`, and returns why it can no longer be used, if that
+/// is so.
+pub fn take_trouble<A: Adapter>(adapter: &mut A, mut note: impl FnMut(String)) -> Option<String> {
+    while let Some(trouble) = adapter.poll_trouble() {
+        match trouble {
+            Trouble::Degraded(what) => note(what),
+            Trouble::Gone(why) => return Some(why),
+        }
+    }
+    None
+}
+
+/// The application that the loop drives: the work and its adapter together.
+struct Driven<'a, W>(&'a mut W);
+
+impl<W: Owner> Application for Driven<'_, W> {
+    const SPIN: Duration = W::SPIN;
+
+    fn turn(&mut self, now: Time) -> Turn {
+        self.0.turn(now)
+    }
+
+    fn prepare_sleep(&mut self) -> bool {
+        // Both, even if one has work: `woken` undoes both.
+        let is_idle = self.0.prepare_sleep();
+        self.0.adapter().prepare_sleep() && is_idle
+    }
+
+    fn woken(&mut self) {
+        self.0.adapter().woken();
+        self.0.woken();
+    }
+
+    fn has_work(&mut self) -> bool {
+        self.0.adapter().has_work() || self.0.has_work()
+    }
+
+    fn note_rescue(&mut self) {
+        self.0.note_rescue();
+    }
+}
