@@ -145,6 +145,16 @@ const FLOORS: &[(&str, &str)] = &[
          brain: *",
     ),
     (
+        "crates/parfait/src/log",
+        "entry
+         error
+         codec: entry error
+         jobs: entry
+         trunks
+         clients: entry
+         book: *",
+    ),
+    (
         "crates/cluster/src",
         "words
          proto
