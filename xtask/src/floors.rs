@@ -266,6 +266,17 @@ const FLOORS: &[(&str, &str)] = &[
          umad",
     ),
     (
+        "crates/nic/src/loaded",
+        "library
+         translate
+         context: library translate
+         objects: translate context
+         posting
+         reports
+         wakeups
+         events: reports",
+    ),
+    (
         "crates/host/src",
         "scratch
          codecs

@@ -5,7 +5,8 @@ use roce::device::Device;
 use roce::verbs::CqId;
 use roce::{Duration, Time};
 
-use super::{LoadedDevice, Strays, Trouble};
+use super::LoadedDevice;
+use super::reports::{Trouble, Unknown};
 use crate::clock;
 
 /// Notifications and events taken in one turn, which the engine's commands wait for.
@@ -20,10 +21,10 @@ impl LoadedDevice {
         let mut received = 0;
         for _ in 0..EVENTS_PER_TURN {
             let Some(cq) = self.poll_notified() else { break };
-            self.armed.remove(&cq);
+            self.wakeups.armed.remove(&cq);
             received += 1;
         }
-        self.notifications += received as u64;
+        self.wakeups.count += received as u64;
         // A queue pair that failed also flushes its work requests, and engines act on those
         // completions.
         for _ in 0..EVENTS_PER_TURN {
@@ -37,46 +38,46 @@ impl LoadedDevice {
     /// Arms the completion queues that are not armed. Earlier completions are not announced, so a
     /// turn follows (`false`), as it does when arming begins to fail: the sleep after it is short.
     pub fn prepare_sleep(&mut self) -> bool {
-        let not_armed = |cq: &CqId| !self.armed.contains(cq);
-        let queues: Vec<_> = self.queues().filter(not_armed).collect();
-        let was_unarmed = std::mem::take(&mut self.is_unarmed);
+        let not_armed = |cq: &CqId| !self.wakeups.armed.contains(cq);
+        let queues: Vec<_> = self.objects.queues().filter(not_armed).collect();
+        let was_unarmed = std::mem::take(&mut self.wakeups.is_unarmed);
         let mut has_armed = false;
         for &cq in &queues {
             match self.req_notify(cq, false) {
-                Ok(()) => has_armed |= self.armed.insert(cq),
+                Ok(()) => has_armed |= self.wakeups.armed.insert(cq),
                 Err(error) => {
-                    self.is_unarmed = true;
-                    self.note_degraded("ibv_req_notify_cq", error);
+                    self.wakeups.is_unarmed = true;
+                    self.reports.degraded(&self.context.name, "ibv_req_notify_cq", error);
                 }
             }
         }
-        !has_armed && (was_unarmed || !self.is_unarmed)
+        !has_armed && (was_unarmed || !self.wakeups.is_unarmed)
     }
 
     /// When to look again if no descriptor becomes readable before.
     pub fn next_wakeup(&self) -> Option<Time> {
-        self.is_unarmed.then(|| clock::now() + UNARMED_SLEEP)
+        self.wakeups.is_unarmed.then(|| clock::now() + UNARMED_SLEEP)
     }
 
     /// The next trouble since the last call.
     pub fn poll_trouble(&mut self) -> Option<Trouble> {
-        self.troubles.pop_front()
+        self.reports.troubles.pop_front()
     }
 
     /// The largest path MTU of the port, in payload bytes.
     pub fn largest_mtu(&self) -> u32 {
-        self.largest_mtu
+        self.port.largest_mtu
     }
 
     /// Its name in the library.
     pub fn name(&self) -> &str {
-        &self.name
+        &self.context.name
     }
 
     /// Passes every counter and its name to `tell`.
     pub fn counters(&self, tell: &mut dyn FnMut(&str, u64)) {
-        let Strays { late_completions, completions, notifications, events } = self.strays;
-        tell("device.notifications", self.notifications);
+        let Unknown { late_completions, completions, notifications, events } = self.reports.unknown;
+        tell("device.notifications", self.wakeups.count);
         tell("device.late_completions", late_completions);
         tell("device.unknown.completions", completions);
         tell("device.unknown.notifications", notifications);

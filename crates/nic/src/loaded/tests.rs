@@ -2,6 +2,7 @@
 //! without end.
 
 use std::cell::Cell;
+use std::ffi::c_void;
 use std::fs::File;
 use std::net::Ipv4Addr;
 use std::os::fd::AsRawFd;
@@ -290,7 +291,7 @@ fn completions_of_no_queue_pair_are_dropped_counted_and_reported_once() {
     let counts = |loaded: &LoadedDevice| {
         ["device.unknown.completions", "device.late_completions"].map(|name| count(loaded, name))
     };
-    let most = MOST_STRAYS as u64;
+    let most = MAX_UNKNOWN as u64;
     // Completions of queue pair 0 without end.
     fake.polled.set(4);
     for round in 1..3 {
