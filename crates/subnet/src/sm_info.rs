@@ -23,14 +23,9 @@ pub enum Standing {
 }
 
 impl Standing {
-    fn code(self) -> u8 {
-        match self {
-            Standing::NotActive => 0,
-            Standing::Discovering => 1,
-            Standing::Standby => 2,
-            Standing::Master => 3,
-        }
-    }
+    /// All, by their codes.
+    const ALL: [Standing; 4] =
+        [Standing::NotActive, Standing::Discovering, Standing::Standby, Standing::Master];
 }
 
 impl core::fmt::Display for Standing {
@@ -62,13 +57,7 @@ pub struct SmInfo {
 impl SmInfo {
     /// `None` where the state is none.
     pub fn parse(data: &[u8; 64]) -> Option<SmInfo> {
-        let standing = match data[20] & 0xf {
-            0 => Standing::NotActive,
-            1 => Standing::Discovering,
-            2 => Standing::Standby,
-            3 => Standing::Master,
-            _ => return None,
-        };
+        let standing = *Standing::ALL.get(usize::from(data[20] & 0xf))?;
         Some(SmInfo {
             guid: u64_at(data, 0),
             key: u64_at(data, 8),
@@ -84,7 +73,7 @@ impl SmInfo {
         data[..8].copy_from_slice(&self.guid.to_be_bytes());
         data[8..16].copy_from_slice(&self.key.to_be_bytes());
         data[16..20].copy_from_slice(&self.count.to_be_bytes());
-        data[20] = self.priority.min(15) << 4 | self.standing.code();
+        data[20] = self.priority.min(15) << 4 | self.standing as u8;
         data
     }
 
@@ -111,27 +100,23 @@ pub enum Control {
 }
 
 impl Control {
+    /// All, by their modifiers, from 1.
+    const ALL: [Control; 5] = [
+        Control::Handover,
+        Control::Acknowledge,
+        Control::Disable,
+        Control::Standby,
+        Control::Discover,
+    ];
+
     /// By its modifier.
     pub fn of(modifier: u32) -> Option<Control> {
-        match modifier {
-            1 => Some(Control::Handover),
-            2 => Some(Control::Acknowledge),
-            3 => Some(Control::Disable),
-            4 => Some(Control::Standby),
-            5 => Some(Control::Discover),
-            _ => None,
-        }
+        Control::ALL.get((modifier as usize).checked_sub(1)?).copied()
     }
 
     /// Its modifier.
     pub fn modifier(self) -> u32 {
-        match self {
-            Control::Handover => 1,
-            Control::Acknowledge => 2,
-            Control::Disable => 3,
-            Control::Standby => 4,
-            Control::Discover => 5,
-        }
+        self as u32 + 1
     }
 }
 

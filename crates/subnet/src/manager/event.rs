@@ -1,7 +1,11 @@
 //! What a manager reports, in the words of its log.
 
-use alloc::string::String;
+use alloc::borrow::ToOwned;
+use alloc::format;
+use alloc::string::{String, ToString};
 use core::fmt;
+
+use thiserror::Error;
 
 use super::look::Change;
 use super::work::{Fallback, How};
@@ -10,70 +14,93 @@ use crate::sm_info::{SmInfo, Standing};
 use topology::routes::Engine;
 
 /// Something that the operator may want to know.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum Event {
     /// It is in another state.
+    #[error("{0}: {1}")]
     Became(Standing, Why),
     /// Why the fabric is discovered anew.
+    #[error("{0}")]
     Noticed(Change),
     /// Links went down: one of them, and how many.
+    #[error("{}", links_down(.0, *.1))]
     LinksDown(Place, usize),
     /// The fabric is set up.
+    #[error("{0}")]
     SetUp(Summary),
     /// Nothing was changed.
+    #[error("the fabric keeps its last tables: {0}")]
     Kept(Trouble),
     /// A part of the fabric did not do what it was asked for: one complaint, and how many there
     /// are.
+    #[error("{}", incomplete(.0, *.1))]
     Incomplete(String, usize),
     /// Another manager is master, too; it has to give way.
+    #[error("{:#018x} is master, too, with priority {}", .0.guid, .0.priority)]
     Rival(SmInfo),
     /// A manager, by its GUID, has another SM_Key and is ignored.
+    #[error("the manager {0:#018x} has another SM_Key and is ignored")]
     Foreign(u64),
     /// A request of another manager, or an SMP with a wrong M_Key, was refused; at most one such
     /// event a second, with the number of those in between.
+    #[error("{}", refused(.0, *.1))]
     Refused(Refusal, u64),
 }
 
 /// Why a manager is in another state.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum Why {
     /// No other goes before it.
+    #[error("no other manager goes before this one")]
     First,
     /// This one is master, or goes before it.
+    #[error("{:#018x} is {}, with priority {}", .0.guid, .0.standing, .0.priority)]
     Other(SmInfo),
     /// The master, by its GUID, has not responded for so many polls.
+    #[error("the master {0:#018x} has not responded to {1} polls")]
     MasterSilent(u64, u32),
     /// The master is none any more.
+    #[error("{0:#018x} is master no more")]
     MasterGone(u64),
     /// The master has handed over.
+    #[error("handed over by {0:#018x}")]
     HandedOver(u64),
     /// Another manager wants it so.
+    #[error("another manager wants it so")]
     Told,
 }
 
 /// Why nothing was changed.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum Trouble {
     /// The fabric cannot be routed, or addressed.
+    #[error("{0}")]
     Unroutable(String),
     /// This node's own port does not respond.
+    #[error("this node's own port does not respond")]
     NoPort,
     /// The link of this node's port is down.
+    #[error("the link of this node's port is down")]
     PortDown,
 }
 
 /// Why a request of another manager was refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum Refusal {
     /// Nobody with this GUID was found to be a manager.
+    #[error("refused a control message of {0:#018x}, which is no known manager")]
     Unknown(u64),
     /// The SM_Key is another.
+    #[error("refused a control message of {0:#018x} with another SM_Key")]
     WrongKey(u64),
     /// A node, by its GUID, refused an SMP from this LID with a wrong M_Key.
+    #[error("{:#018x} refused an SMP with a wrong M_Key{}", .0, wrong_key_from(*.1))]
     WrongManagementKey(u64, u16),
     /// Not in this state.
+    #[error("refused a control message that makes no sense for a manager that is {0}")]
     Standing(Standing),
     /// It is nothing that can be asked for.
+    #[error("refused a malformed SMInfo")]
     Malformed,
 }
 
@@ -167,93 +194,31 @@ impl Event {
     }
 }
 
-impl fmt::Display for Event {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Event::Became(standing, why) => write!(f, "{standing}: {why}"),
-            Event::Noticed(Change::Up((guid, port))) => {
-                write!(f, "port {port} of {guid:#018x} came up")
-            }
-            Event::Noticed(Change::Silent(guid)) => {
-                write!(f, "switch {guid:#018x} does not respond")
-            }
-            Event::Noticed(Change::Restarted(guid)) => {
-                write!(f, "switch {guid:#018x} has lost its tables")
-            }
-            Event::LinksDown((guid, port), 1) => {
-                write!(f, "the link at port {port} of {guid:#018x} is down")
-            }
-            Event::LinksDown((guid, port), count) => {
-                write!(f, "{count} links are down, one at port {port} of {guid:#018x}")
-            }
-            Event::SetUp(summary) => summary.fmt(f),
-            Event::Kept(Trouble::Unroutable(why)) => {
-                write!(f, "the fabric keeps its last tables: {why}")
-            }
-            Event::Kept(Trouble::NoPort) => f.write_str(
-                "the fabric keeps its last tables: this node's own port does not respond",
-            ),
-            Event::Kept(Trouble::PortDown) => f.write_str(
-                "the fabric keeps its last tables: the link of this node's port is down",
-            ),
-            Event::Incomplete(complaint, 1) => f.write_str(complaint),
-            Event::Incomplete(complaint, count) => {
-                write!(f, "{complaint}; and {} more complaints", count - 1)
-            }
-            Event::Rival(other) => {
-                write!(f, "{:#018x} is master, too, with priority {}", other.guid, other.priority)
-            }
-            Event::Foreign(guid) => {
-                write!(f, "the manager {guid:#018x} has another SM_Key and is ignored")
-            }
-            Event::Refused(refusal, 0) => refusal.fmt(f),
-            Event::Refused(refusal, more) => write!(f, "{refusal}; and {more} before"),
-        }
+fn links_down((guid, port): &Place, count: usize) -> String {
+    match count {
+        1 => format!("the link at port {port} of {guid:#018x} is down"),
+        _ => format!("{count} links are down, one at port {port} of {guid:#018x}"),
     }
 }
 
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Refusal::Unknown(guid) => {
-                write!(f, "refused a control message of {guid:#018x}, which is no known manager")
-            }
-            Refusal::WrongKey(guid) => {
-                write!(f, "refused a control message of {guid:#018x} with another SM_Key")
-            }
-            Refusal::WrongManagementKey(guid, 0xffff) => {
-                write!(f, "{guid:#018x} refused an SMP with a wrong M_Key, by a directed route")
-            }
-            Refusal::WrongManagementKey(guid, lid) => {
-                write!(f, "{guid:#018x} refused an SMP with a wrong M_Key from LID {lid}")
-            }
-            Refusal::Standing(standing) => {
-                write!(
-                    f,
-                    "refused a control message that makes no sense for a manager that is {standing}"
-                )
-            }
-            Refusal::Malformed => f.write_str("refused a malformed SMInfo"),
-        }
+fn incomplete(complaint: &str, count: usize) -> String {
+    match count {
+        1 => complaint.to_owned(),
+        _ => format!("{complaint}; and {} more complaints", count - 1),
     }
 }
 
-impl fmt::Display for Why {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Why::First => f.write_str("no other manager goes before this one"),
-            Why::Other(other) => write!(
-                f,
-                "{:#018x} is {}, with priority {}",
-                other.guid, other.standing, other.priority
-            ),
-            Why::MasterSilent(guid, polls) => {
-                write!(f, "the master {guid:#018x} has not responded to {polls} polls")
-            }
-            Why::MasterGone(guid) => write!(f, "{guid:#018x} is master no more"),
-            Why::HandedOver(guid) => write!(f, "handed over by {guid:#018x}"),
-            Why::Told => f.write_str("another manager wants it so"),
-        }
+fn refused(refusal: &Refusal, more: u64) -> String {
+    match more {
+        0 => refusal.to_string(),
+        _ => format!("{refusal}; and {more} before"),
+    }
+}
+
+fn wrong_key_from(lid: u16) -> String {
+    match lid {
+        0xffff => ", by a directed route".to_owned(),
+        _ => format!(" from LID {lid}"),
     }
 }
 

@@ -8,6 +8,8 @@
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
+use thiserror::Error;
+
 use crate::discovery::{Discovery, FoundNode, Place};
 use crate::exchange::{Fate, Request};
 use crate::mad::{
@@ -37,13 +39,16 @@ pub(super) struct Look {
 }
 
 /// A change that takes a heavy sweep.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum Change {
     /// A port is up that was down, or was down for a moment.
+    #[error("port {} of {:#018x} came up", .0.1, .0.0)]
     Up(Place),
     /// A switch does not respond any more.
+    #[error("switch {0:#018x} does not respond")]
     Silent(u64),
     /// A switch has not the tables that it got.
+    #[error("switch {0:#018x} has lost its tables")]
     Restarted(u64),
 }
 
