@@ -484,7 +484,7 @@ impl Folder {
             let name = module[self.module.len()].clone();
             match self.floor(&name) {
                 Some(floor) => {
-                    found.extend(self.judge(floor, path, &module, &scan::code_only(&text)));
+                    found.extend(self.violations(floor, path, &module, &scan::code_only(&text)));
                 }
                 None if seen.contains(&name) => {}
                 None => found.push(format!("{}: no floor for {name}; {CORRECT}", self.path)),
@@ -515,7 +515,7 @@ impl Folder {
         Some(self.module.iter().map(|&part| part.to_owned()).chain(parts).collect())
     }
 
-    fn judge(&self, floor: &Floor, path: &Path, module: &[String], code: &str) -> Vec<String> {
+    fn violations(&self, floor: &Floor, path: &Path, module: &[String], code: &str) -> Vec<String> {
         let mut found = Vec::new();
         for (at, segments) in paths(code) {
             let Some(used) = self.used_by(module, code, at, &segments) else { continue };
@@ -673,7 +673,7 @@ mod tests {
     const CRATE: (&str, &str) = ("c/src", "low\nmiddle: low\nhigh: *");
     const FOLDER: (&str, &str) = ("c/src/middle", "a\nb: a");
 
-    fn judged(
+    fn violations_of(
         (folder, lines): (&'static str, &'static str),
         file: &str,
         code: &str,
@@ -682,23 +682,23 @@ mod tests {
         let path = Path::new(file);
         let module = folder.module_of(path).expect("a file of a floor");
         let floor = folder.floor(&module[folder.module.len()]).expect("a floor");
-        folder.judge(floor, path, &module, &scan::code_only(code))
+        folder.violations(floor, path, &module, &scan::code_only(code))
     }
 
     #[test]
     fn a_floor_uses_itself_and_what_its_line_allows() {
         let source = "use crate::low::{a, b};\nuse crate::middle::c;\n// crate::high\nlet d = \"crate::high\";";
-        assert!(judged(CRATE, "c/src/middle/x.rs", source).is_empty());
+        assert!(violations_of(CRATE, "c/src/middle/x.rs", source).is_empty());
         let found =
-            judged(CRATE, "c/src/middle.rs", "use crate::low;\nfn f() { crate::high::g() }");
+            violations_of(CRATE, "c/src/middle.rs", "use crate::low;\nfn f() { crate::high::g() }");
         assert_eq!(found, ["c/src/middle.rs:2: middle must not use high"]);
-        assert!(judged(CRATE, "c/src/high.rs", "use crate::{low, middle::x};").is_empty());
+        assert!(violations_of(CRATE, "c/src/high.rs", "use crate::{low, middle::x};").is_empty());
     }
 
     #[test]
     fn what_the_root_exports_is_above_all_floors() {
         for code in ["use crate::Error;", "use super::Error;", "use crate::*;", "use super::*;"] {
-            assert_eq!(judged(CRATE, "c/src/high.rs", code).len(), 1, "{code}");
+            assert_eq!(violations_of(CRATE, "c/src/high.rs", code).len(), 1, "{code}");
         }
     }
 
@@ -706,7 +706,7 @@ mod tests {
     fn names_in_braces_are_seen() {
         let code =
             "use crate::{low::{self as l, high}, high::{b, c as d}, top};\nuse crate::{high};";
-        let found = judged(CRATE, "c/src/middle/x.rs", code);
+        let found = violations_of(CRATE, "c/src/middle/x.rs", code);
         let used: Vec<_> =
             found.iter().map(|one| one.rsplit(' ').next().expect("a name")).collect();
         assert_eq!(used, ["high", "high", "top", "high"]);
@@ -722,7 +722,7 @@ mod tests {
             ("c/src/middle/x.rs", "mod m { fn f() { super::super::super::high::g() } }", 1),
             ("c/src/middle/x.rs", "fn f() { self::high::g(super::high) }", 0),
         ] {
-            assert_eq!(judged(CRATE, file, code).len(), wrong, "{code}");
+            assert_eq!(violations_of(CRATE, file, code).len(), wrong, "{code}");
         }
     }
 
@@ -734,9 +734,9 @@ mod tests {
             ("use super::*;", 1),
             ("use super::Item;\nuse crate::high;", 0),
         ] {
-            assert_eq!(judged(FOLDER, "c/src/middle/a.rs", code).len(), wrong, "{code}");
+            assert_eq!(violations_of(FOLDER, "c/src/middle/a.rs", code).len(), wrong, "{code}");
         }
-        assert!(judged(FOLDER, "c/src/middle/b/x.rs", "use super::super::a;").is_empty());
+        assert!(violations_of(FOLDER, "c/src/middle/b/x.rs", "use super::super::a;").is_empty());
     }
 
     #[test]
