@@ -248,7 +248,6 @@ const FLOORS: &[(&str, &str)] = &[
          netlink
          rates: clock local_files
          interfaces: netlink sockaddr
-         congestion: interfaces
          pool: clock
          driver: clock ready waiter
          udp: capture clock interfaces netlink rates sockaddr waiter
@@ -292,10 +291,11 @@ const FLOORS: &[(&str, &str)] = &[
     (
         "crates/adapter/src",
         "registrations: seeds skip
+         congestion
          software
-         owned: software
+         owned: congestion software
          drive: owned
-         connect: owned software
+         connect: congestion owned software
          shared: software",
     ),
     (

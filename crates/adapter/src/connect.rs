@@ -7,7 +7,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use nic::congestion::{Choice, window_packets};
+use crate::congestion::{Choice, window_packets};
 use roce::Time;
 use roce::device::{self, Device};
 use roce::endpoint::{Connect, Mtu, QpConfig, Reliability};

@@ -7,8 +7,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use adapter::congestion::Choice;
 use host::attach::Connection;
-use nic::congestion::Choice;
 use roce::endpoint::Mtu;
 use roce::wire::ROCE_PORT;
 use service::error::Error;

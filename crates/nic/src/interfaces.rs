@@ -79,7 +79,7 @@ pub(crate) fn addresses() -> io::Result<Vec<SocketAddr>> {
 const UP_AND_RUNNING: u32 = (libc::IFF_UP | libc::IFF_RUNNING) as u32;
 
 /// Whether packets to this address stay on the machine, in this network namespace.
-pub(crate) fn is_here(ip: IpAddr) -> bool {
+pub fn is_here(ip: IpAddr) -> bool {
     ip.is_loopback() || addresses().is_ok_and(|all| all.iter().any(|own| own.ip() == ip))
 }
 

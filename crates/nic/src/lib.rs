@@ -7,7 +7,6 @@
 //! | [`device`] | the wire of a device: several addresses, shared by the processes of a machine |
 //! | `xdp` | the UDP wire with a shorter way for small packets: AF_XDP (feature `xdp`) |
 //! | [`capture`] | what a wire sends and accepts, as a pcap file |
-//! | [`congestion`] | which congestion control a connection gets |
 //! | [`rates`] | what each job of this machine may send, and when |
 //! | [`packet`] | the RoCE packets on the interfaces of this machine, for captures |
 //! | [`interfaces`] | network interfaces and their addresses |
@@ -32,7 +31,6 @@
 pub mod abi;
 pub mod capture;
 pub mod clock;
-pub mod congestion;
 pub mod device;
 pub mod doctor;
 pub mod driver;

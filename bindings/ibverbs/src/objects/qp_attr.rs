@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 
-use nic::congestion::window_packets;
+use adapter::congestion::window_packets;
 use roce::congestion::CongestionControl;
 use roce::endpoint::{AttrMask, Mtu, QpAttr, QpState};
 use roce::verbs::{Access, Qpn, Transport};

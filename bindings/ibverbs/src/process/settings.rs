@@ -2,8 +2,8 @@
 
 use std::io::ErrorKind;
 
+use adapter::congestion::Choice;
 use nic::capture::Capture;
-use nic::congestion::Choice;
 use roce::endpoint::Reliability;
 
 use super::errors::say;

@@ -4,7 +4,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use nic::congestion::Choice;
+use crate::congestion::Choice;
 use nic::loaded::{Library, LoadedDevice};
 use nic::local_peers::{Shared, Unfinished};
 use nic::pool::{Pool, PoolRange};

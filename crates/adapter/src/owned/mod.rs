@@ -14,7 +14,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use nic::congestion::Choice;
+use crate::congestion::Choice;
 use nic::loaded::LoadError;
 pub use nic::loaded::Trouble;
 use nic::local_peers::{Shared, Unfinished};

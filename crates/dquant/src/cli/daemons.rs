@@ -21,11 +21,11 @@ use serde::Serialize;
 
 use super::{Console, Report, console};
 use crate::exit::CliError;
+use adapter::congestion::Choice;
 use adapter::connect::is_specific;
 use adapter::owned::DeviceChoice;
 use engine::daemon::Ready;
 use engine::data::HostConfig;
-use nic::congestion::Choice;
 use nic::loaded::DEFAULT_LIBRARY;
 use service::address::{check_port, with_port};
 use service::seed::fresh_seed;

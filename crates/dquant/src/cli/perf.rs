@@ -6,6 +6,7 @@ use std::fs;
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 
+use adapter::congestion::Choice;
 use adapter::owned::DeviceChoice;
 use clap::{Args, Subcommand, ValueEnum};
 use engine::budget::Bytes;
@@ -17,7 +18,6 @@ use lab::perf::server;
 use lab::perf::test::{MAX_BYTES, Mode, Operation, Service, Test};
 use lab::trace::file;
 use lab::units;
-use nic::congestion::Choice;
 use nic::loaded::DEFAULT_LIBRARY;
 use roce::congestion::CongestionControl;
 use roce::endpoint::Mtu;

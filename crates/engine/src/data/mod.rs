@@ -26,12 +26,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, OnceLock};
 
+use adapter::congestion::Choice;
 use adapter::connect::{self, QpAddress, Terms};
 use adapter::drive;
 use adapter::owned::{self, Adapter, DeviceChoice, Loaded, OpenError, Software};
 use adapter::software::LocalPeer;
 use nic::clock;
-use nic::congestion::Choice;
 use nic::driver::{Driver, Turn};
 use nic::loaded::LoadError;
 use nic::pool::{Pages, Pool, PoolRange};

@@ -1,6 +1,6 @@
 //! Abandoned streams and sessions are released, however full the queue of an engine is.
 
-use nic::congestion::Choice;
+use adapter::congestion::Choice;
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, Instant};

@@ -6,11 +6,11 @@ use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::Duration as StdDuration;
 
 use crate::trace::{Recorder, Sample};
+use adapter::congestion::Choice;
 use adapter::drive::{self, Owner};
 use adapter::owned::Adapter;
 use adapter::owned::DeviceChoice;
 use nic::clock;
-use nic::congestion::Choice;
 use nic::driver::{Driver, Turn};
 use roce::world::Progress;
 use roce::{Duration, Time};

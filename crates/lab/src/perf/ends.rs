@@ -7,10 +7,10 @@
 
 use std::net::SocketAddr;
 
+use adapter::congestion::Choice;
 use adapter::connect::{QpAddress, RNR_RETRY_FOREVER, Terms, connect, path_mtu};
 use adapter::owned::Adapter;
 use nic::clock;
-use nic::congestion::Choice;
 use nic::local_peers::OWN_PORT;
 use nic::pool::Pool;
 use roce::device::{self, Device, InitialPsns};

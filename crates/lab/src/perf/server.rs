@@ -9,11 +9,11 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use adapter::congestion::Choice;
 use adapter::drive::{self, Owner};
 use adapter::owned::Adapter;
 use adapter::owned::DeviceChoice;
 use nic::clock;
-use nic::congestion::Choice;
 use nic::driver::Turn;
 use roce::{Duration, Time};
 use service::log;

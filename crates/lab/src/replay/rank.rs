@@ -9,13 +9,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration as StdDuration, Instant};
 
+use adapter::congestion::Choice;
 use adapter::connect::{QpAddress, RNR_RETRY_FOREVER, Terms, connect, path_mtu};
 use adapter::drive::{self, Owner};
 use adapter::owned::Adapter;
 use adapter::owned::DeviceChoice;
 use arrayvec::ArrayVec;
 use nic::clock;
-use nic::congestion::Choice;
 use nic::driver::Turn;
 use nic::pool::Pool;
 use roce::device::{self, Device, InitialPsns};

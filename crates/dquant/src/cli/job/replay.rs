@@ -4,13 +4,13 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::time::Duration;
 
+use adapter::congestion::Choice;
 use clap::Args;
 use cluster::words::counted;
 use lab::replay::rank::{self, Outcome, Place, Setup};
 use lab::replay::rendezvous::{JOB_PORT, Terms};
 use lab::replay::schedule::Schedule;
 use lab::units;
-use nic::congestion::Choice;
 use parfait::pattern::{Pattern, PatternError};
 use serde::Serialize;
 use service::seed::fresh_seed;

@@ -3,11 +3,10 @@
 use core::net::IpAddr;
 use core::str::FromStr;
 
+use nic::interfaces;
 use roce::Duration;
 use roce::congestion::{CongestionControl, DcqcnParams, DctcpParams, DelayParams};
 use roce::endpoint::{Mtu, Reliability};
-
-use crate::interfaces;
 
 /// The rate of a link when the setting does not give it.
 const DEFAULT_GBPS: u64 = 100;
