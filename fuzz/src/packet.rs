@@ -3,7 +3,8 @@
 //! Bytes that decode must encode to the same bytes, agree with the byte views, and survive being
 //! rebuilt from their parts. Other bytes must be refused with an error, never a panic.
 
-use roce::congestion::{Controller, Event, Hpcc, HpccParams};
+use controls::{Hpcc, HpccParams};
+use roce::congestion::{Controller, Event};
 use roce::wire::capture::{
     self, Capture, FILE_HEADER_BYTES, Link, MAX_DIFFERENCES, RECORD_HEADER_BYTES,
 };

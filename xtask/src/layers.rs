@@ -27,27 +27,38 @@ struct Layer {
 }
 
 const LAYERS: &[Layer] = &[
-    Layer { name: "roce", may_use: &[], tests_may_use: &["sim"], pure: true },
+    Layer { name: "roce", may_use: &[], tests_may_use: &["controls", "sim"], pure: true },
+    Layer { name: "controls", may_use: &["roce"], tests_may_use: &[], pure: true },
     Layer { name: "topology", may_use: &[], tests_may_use: &[], pure: true },
     Layer { name: "subnet", may_use: &["topology"], tests_may_use: &[], pure: true },
     Layer { name: "parfait", may_use: &["topology"], tests_may_use: &[], pure: true },
-    Layer { name: "sim", may_use: &["roce", "topology"], tests_may_use: &[], pure: true },
+    Layer {
+        name: "sim",
+        may_use: &["roce", "controls", "topology"],
+        tests_may_use: &[],
+        pure: true,
+    },
     Layer { name: "xio", may_use: &["roce"], tests_may_use: &["sim"], pure: true },
     Layer { name: "nic", may_use: &["roce"], tests_may_use: &["sim"], pure: false },
-    Layer { name: "adapter", may_use: &["roce", "nic"], tests_may_use: &[], pure: false },
+    Layer {
+        name: "adapter",
+        may_use: &["roce", "controls", "nic"],
+        tests_may_use: &[],
+        pure: false,
+    },
     Layer { name: "host", may_use: &["xio"], tests_may_use: &["roce", "nic"], pure: false },
     Layer { name: "formats", may_use: &["xio"], tests_may_use: &[], pure: false },
     Layer { name: "tokenize", may_use: &["xio", "formats"], tests_may_use: &[], pure: false },
     Layer {
         name: "ibverbs",
-        may_use: &["roce", "nic", "adapter"],
+        may_use: &["roce", "controls", "nic", "adapter"],
         tests_may_use: &[],
         pure: false,
     },
     Layer { name: "service", may_use: &[], tests_may_use: &[], pure: false },
     Layer {
         name: "engine",
-        may_use: &["roce", "xio", "nic", "adapter", "host", "formats", "service"],
+        may_use: &["roce", "controls", "xio", "nic", "adapter", "host", "formats", "service"],
         tests_may_use: &[],
         pure: false,
     },
@@ -66,7 +77,8 @@ const LAYERS: &[Layer] = &[
     Layer {
         name: "lab",
         may_use: &[
-            "roce", "sim", "topology", "parfait", "xio", "nic", "adapter", "host", "service",
+            "roce", "controls", "sim", "topology", "parfait", "xio", "nic", "adapter", "host",
+            "service",
         ],
         tests_may_use: &[],
         pure: false,
@@ -74,14 +86,15 @@ const LAYERS: &[Layer] = &[
     Layer {
         name: "dquant",
         may_use: &[
-            "roce", "sim", "topology", "subnet", "parfait", "xio", "nic", "adapter", "host",
-            "formats", "tokenize", "service", "engine", "cluster", "client", "lab", "ibverbs",
+            "roce", "controls", "sim", "topology", "subnet", "parfait", "xio", "nic", "adapter",
+            "host", "formats", "tokenize", "service", "engine", "cluster", "client", "lab",
+            "ibverbs",
         ],
         tests_may_use: &[],
         pure: false,
     },
     Layer { name: "dquant-python", may_use: &["client"], tests_may_use: &[], pure: false },
-    Layer { name: "fuzz", may_use: &["roce", "sim"], tests_may_use: &[], pure: false },
+    Layer { name: "fuzz", may_use: &["roce", "controls", "sim"], tests_may_use: &[], pure: false },
     Layer { name: "xtask", may_use: &[], tests_may_use: &[], pure: false },
 ];
 

@@ -3,9 +3,9 @@
 use core::net::IpAddr;
 use core::str::FromStr;
 
+use controls::{CongestionControl, DcqcnParams, DctcpParams, DelayParams};
 use nic::interfaces;
 use roce::Duration;
-use roce::congestion::{CongestionControl, DcqcnParams, DctcpParams, DelayParams};
 use roce::endpoint::{Mtu, Reliability};
 
 /// The rate of a link when the setting does not give it.

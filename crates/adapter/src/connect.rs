@@ -7,13 +7,13 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use crate::congestion::{Choice, window_packets};
 use roce::Time;
 use roce::device::{self, Device};
 use roce::endpoint::{Connect, Mtu, QpConfig, Reliability};
 use roce::verbs::{Path, Qpn, VerbsError};
 use roce::wire::Psn;
 
+use crate::congestion::{Choice, window_packets};
 use crate::owned::Adapter;
 use crate::software::LocalPeer;
 
@@ -127,7 +127,7 @@ pub fn connect<A: Adapter>(
         rnr_retry: terms.rnr_retry,
         window_packets: window_packets(terms.window_packets, congestion, reliability, mtu),
         reliability,
-        congestion,
+        congestion: congestion.into(),
         ..Connect::new(Path { dscp: terms.dscp, ..Path::new(peer.address) }, peer.qpn, peer.psn)
     };
     device::connect(adapter.device(), now, ours.qpn, &connect)?;

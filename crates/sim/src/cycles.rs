@@ -188,7 +188,7 @@ impl Run<'_> {
 
 #[cfg(test)]
 mod tests {
-    use roce::congestion::CongestionControl;
+    use controls::CongestionControl;
     use roce::shaping::{Exchanges, TransmissionGate};
     use roce::verbs::{Mtu, Reliability};
 

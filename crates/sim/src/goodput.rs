@@ -87,7 +87,7 @@ pub fn measure(config: &GoodputConfig) -> Result<Goodput, StreamError> {
             timeout: config.timeout,
             window_packets: config.window_packets,
             reliability: config.reliability,
-            ..*connect
+            ..connect.clone()
         };
     })?;
     let mut streams = [stream];

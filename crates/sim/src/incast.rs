@@ -16,7 +16,7 @@ use ::topology::channels::{Channels, FAR};
 use ::topology::graph::Capacity;
 use ::topology::routes::{Engine, RouteError};
 use ::topology::shape::{Shape, ShapeError};
-use roce::congestion::{CongestionControl, DcqcnParams, DctcpParams, HpccParams, TimelyParams};
+use controls::{CongestionControl, DcqcnParams, DctcpParams, HpccParams, TimelyParams};
 use roce::endpoint::{Connect, EndpointConfig, Mtu};
 use roce::{Duration, Time};
 

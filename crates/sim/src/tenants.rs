@@ -8,7 +8,7 @@
 
 use alloc::vec::Vec;
 
-use roce::congestion::CongestionControl;
+use controls::CongestionControl;
 use roce::device;
 use roce::endpoint::{Connect, EndpointConfig, QpConfig};
 use roce::verbs::{
@@ -159,7 +159,7 @@ impl Tenants {
                 mtu,
                 window_packets,
                 reliability,
-                congestion,
+                congestion: congestion.into(),
                 ..Connect::new(path, peer_qpn, remote_psn)
             };
             device::connect(&mut self.network.node_quietly(own).endpoint, now, qpn, &connect)?;

@@ -3,7 +3,8 @@
 use std::ffi::c_int;
 
 use adapter::congestion::window_packets;
-use roce::congestion::CongestionControl;
+use controls::CongestionControl;
+use roce::congestion::Control;
 use roce::endpoint::{AttrMask, Mtu, QpAttr, QpState};
 use roce::verbs::{Access, Qpn, Transport};
 use roce::wire::Psn;
@@ -78,6 +79,7 @@ fn wanted(qp: &Qp, attr: &ibv_qp_attr, mask: u32) -> Outcome<QpAttr> {
     }
     let mut all = blank(qp);
     all.mask = AttrMask::from_bits_retain(mask);
+    let mut control = CongestionControl::Off;
     if has(IBV_QP_STATE) {
         all.state = state_of(attr.qp_state)?;
     }
@@ -91,13 +93,14 @@ fn wanted(qp: &Qp, attr: &ibv_qp_attr, mask: u32) -> Outcome<QpAttr> {
         all.path = ah::path_of(&qp.engine, &attr.ah_attr)?;
         // It is not known who the peer is, but every reliable one acknowledges, which is all it
         // takes.
-        all.congestion = qp.engine.settings.congestion.toward(all.path.remote.ip(), true);
+        control = qp.engine.settings.congestion.toward(all.path.remote.ip(), true);
+        all.congestion = control.into();
     }
     if has(IBV_QP_PATH_MTU) {
         let bytes = 128_u32.checked_shl(attr.path_mtu).filter(|_| attr.path_mtu <= IBV_MTU_4096);
         all.mtu = bytes.and_then(Mtu::from_bytes).ok_or(Errno::INVAL)?;
         let usual = all.window_packets;
-        all.window_packets = window_packets(usual, all.congestion, all.reliability, all.mtu);
+        all.window_packets = window_packets(usual, control, all.reliability, all.mtu);
     }
     copy_numbers(&mut all, attr);
     Ok(all)
@@ -153,7 +156,7 @@ fn blank(qp: &Qp) -> QpAttr {
         rate_limit_bps: 0,
         window_packets: qp.engine.settings.window_packets,
         reliability: qp.engine.settings.reliability,
-        congestion: CongestionControl::Off,
+        congestion: Control::OFF,
     }
 }
 

@@ -4,19 +4,19 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use crate::congestion::Choice;
+use controls::CongestionControl;
 use nic::loaded::{Library, LoadedDevice};
 use nic::local_peers::{Shared, Unfinished};
 use nic::pool::{Pool, PoolRange};
 use nic::ready::ReadySet;
 use roce::Time;
-use roce::congestion::CongestionControl;
 use roce::endpoint::Reliability;
 use roce::report::QpProgress;
 use roce::verbs::Qpn;
 use roce::world::Progress;
 
 use super::{Adapter, DeviceChoice, OpenError, Trouble};
+use crate::congestion::Choice;
 use crate::software::LocalPeer;
 
 /// A device behind a verbs library, with its memory.

@@ -14,7 +14,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::congestion::Choice;
+use controls::CongestionControl;
 use nic::loaded::LoadError;
 pub use nic::loaded::Trouble;
 use nic::local_peers::{Shared, Unfinished};
@@ -22,13 +22,13 @@ use nic::pool::{Pool, PoolError, PoolRange};
 use nic::ready::ReadySet;
 use nic::udp::UdpError;
 use roce::Time;
-use roce::congestion::CongestionControl;
 use roce::device::Device;
 use roce::endpoint::Reliability;
 use roce::report::QpProgress;
 use roce::verbs::Qpn;
 use roce::world::Progress;
 
+use crate::congestion::Choice;
 use crate::software::LocalPeer;
 pub use loaded::Loaded;
 pub use software::{PATH, Software, refused_by_environment};

@@ -32,12 +32,12 @@ mod tests;
 pub mod violations;
 
 use ::topology::graph::{Kind, Link, NodeId, Topology};
+use controls::CongestionControl;
 use parfait::ledger::JobId;
 use parfait::network::Network;
 use parfait::outage::Outage;
 use parfait::queues::Scheme;
 use parfait::spread::DirectedLink;
-use roce::congestion::CongestionControl;
 use roce::shaping::Limiter;
 use roce::verbs::{Mtu, Reliability};
 use roce::{Duration, Time};

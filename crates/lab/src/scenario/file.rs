@@ -5,8 +5,8 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use controls::CongestionControl;
 use roce::Duration;
-use roce::congestion::CongestionControl;
 use serde::{Deserialize, Deserializer, Serialize, de};
 use sim::traffic::FlowSizes;
 

@@ -27,7 +27,7 @@ use std::path::{Path, PathBuf};
 use ::topology::channels::Channels;
 use ::topology::graph::{Capacity, Kind, Link, Topology};
 use ::topology::routes::Engine;
-use roce::congestion::CongestionControl;
+use controls::CongestionControl;
 use roce::congestion::watermark::MAX_AGE;
 use roce::endpoint::Mtu;
 use roce::verbs::Reliability;

@@ -38,7 +38,6 @@ use std::ptr;
 
 use arrayvec::ArrayVec;
 use roce::Time;
-use roce::congestion::CongestionControl;
 use roce::device::{Device, PostError};
 use roce::endpoint::{AsyncEvent, AttrMask, QpAttr, QpConfig, QpState, Reliability, SrqConfig};
 use roce::verbs::{
@@ -324,7 +323,7 @@ impl Device for LoadedDevice {
             if attr.reliability != Reliability::GoBackN {
                 return Err(VerbsError::Unsupported("selective repeat"));
             }
-            if attr.congestion != CongestionControl::Off {
+            if !attr.congestion.is_off() {
                 return Err(VerbsError::Unsupported("congestion control of our own"));
             }
         }

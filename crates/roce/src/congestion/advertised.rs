@@ -21,11 +21,10 @@
 //! is the idea of EQDS (NSDI 2022).
 
 use alloc::collections::{BTreeMap, BTreeSet};
-use core::num::NonZeroU32;
 
 use arrayvec::ArrayVec;
 
-use super::{Controller, Event, Limits, window_of};
+use super::window_of;
 use crate::time::{Duration, Time};
 
 /// How long a sender waits before it has its turn.
@@ -120,68 +119,6 @@ fn packets_in(bytes: u64, packet_bytes: u32) -> u32 {
     let second = Duration::from_millis(1_000);
     window_of(bytes.saturating_mul(8), second, packet_bytes.into()).get()
 }
-
-// ---- the sender ---------------------------------------------------------------------------------
-
-/// One sender.
-#[derive(Clone, Copy, Debug)]
-pub struct Advertised {
-    first: u32,
-    window: u32,
-    /// Packets that still take the higher class: all that was posted when it started, if that fits
-    /// the first window. None before the first packet.
-    urgent: Option<u32>,
-    /// Whether the receiver has advertised anything since it started, or since the last timeout.
-    is_advertised: bool,
-}
-
-impl Advertised {
-    /// A sender of packets of `packet_bytes` that starts.
-    pub fn new(params: AdvertisedParams, packet_bytes: u32) -> Advertised {
-        let first = params.first_packets(packet_bytes);
-        Advertised { first, window: first, urgent: None, is_advertised: false }
-    }
-
-    /// Counts a packet that leaves, with so many to be sent behind it; returns whether it is
-    /// urgent. What is posted later is not, until everything is acknowledged.
-    pub fn is_urgent(&mut self, demand: u32) -> bool {
-        let fits = demand < self.first;
-        let left = *self.urgent.get_or_insert(if fits { demand + 1 } else { 0 });
-        self.urgent = Some(left.saturating_sub(1));
-        left > 0
-    }
-}
-
-impl Controller for Advertised {
-    fn handle(&mut self, _now: Time, event: Event<'_>) {
-        match event {
-            Event::Advertised { packets } => {
-                (self.window, self.is_advertised) = (packets.max(1), true);
-            }
-            Event::Idle => (self.window, self.urgent) = (self.first, None),
-            Event::TimedOut => (self.window, self.is_advertised) = (1, false),
-            // A peer that advertises nothing does not open the window again.
-            Event::Acknowledged { packets, .. } if !self.is_advertised => {
-                self.window = self.window.saturating_add(packets).min(self.first.max(self.window));
-            }
-            Event::Acknowledged { .. }
-            | Event::Notified
-            | Event::Telemetry(_)
-            | Event::Watermark(_) => {}
-            Event::Lost { .. } | Event::Sent { .. } | Event::Timer => {}
-        }
-    }
-
-    fn limits(&self) -> Limits {
-        Limits { rate_bps: None, window_packets: NonZeroU32::new(self.window) }
-    }
-
-    fn poll_timeout(&self) -> Option<Time> {
-        None
-    }
-}
-
-// ---- the receiver -------------------------------------------------------------------------------
 
 /// A sender as its receiver sees it.
 #[derive(Clone, Copy, Debug)]
@@ -477,32 +414,5 @@ mod tests {
             assert!(advertiser.turn.is_none_or(|turn| turn.until > at(us)));
         }
         assert!((300..4_000).contains(&had), "{had} of 6,000");
-    }
-
-    #[test]
-    fn a_peer_that_advertises_nothing_opens_the_window_again() {
-        let mut sender = Advertised::new(PARAMS, PACKET);
-        sender.handle(at(1), Event::TimedOut);
-        let acknowledged = |packets| Event::Acknowledged { packets, in_flight: 1, rtt: None };
-        (0..200).for_each(|us| sender.handle(at(2 + us), acknowledged(1)));
-        assert_eq!(sender.window, 100);
-        // One that does decides alone.
-        sender.handle(at(300), Event::Advertised { packets: 3 });
-        sender.handle(at(301), acknowledged(5));
-        assert_eq!(sender.window, 3);
-    }
-
-    #[test]
-    fn a_sender_starts_with_the_path_and_obeys() {
-        let mut sender = Advertised::new(PARAMS, PACKET);
-        let window = |sender: &Advertised| sender.limits().window_packets.map(NonZeroU32::get);
-        assert_eq!(window(&sender), Some(100));
-        assert!(!sender.is_urgent(100) && !sender.is_urgent(3));
-        sender.handle(at(1), Event::Advertised { packets: 0 });
-        assert_eq!(window(&sender), Some(1));
-        sender.handle(at(2), Event::Idle);
-        assert_eq!(window(&sender), Some(100));
-        assert!(sender.is_urgent(1) && sender.is_urgent(0));
-        assert!(!sender.is_urgent(5), "what was posted later");
     }
 }

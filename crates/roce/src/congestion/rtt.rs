@@ -26,7 +26,7 @@ const LEAST_IMPLAUSIBLE: Duration = Duration::from_millis(100);
 /// packet that went astray, or a process that was stopped, can make a sample a minute long, and
 /// what is derived from it would last for hours. Paths that have become longer are believed within
 /// a few samples.
-pub(super) fn plausible(rtt: Duration, usual: Duration) -> Duration {
+pub fn plausible(rtt: Duration, usual: Duration) -> Duration {
     rtt.min((usual * MOST_TIMES).max(LEAST_IMPLAUSIBLE))
 }
 

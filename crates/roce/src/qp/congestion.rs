@@ -16,8 +16,7 @@ use super::{Context, TimeoutReason};
 use crate::congestion::advertised::Level;
 use crate::congestion::pacer::{NotificationPoint, Pacer};
 use crate::congestion::{
-    AdvertisedParams, AnyController, CongestionControl, Controller, Event, Limits, Watermark,
-    WindowReport,
+    AdvertisedParams, Controller, Event, Limits, Needs, Watermark, WindowReport,
 };
 use crate::io::{BURST_PACKETS, Telemetry};
 use crate::seeded::{Bug, Seeded};
@@ -56,7 +55,8 @@ struct Sampling {
 /// See the module's text.
 #[derive(Debug, Default)]
 pub(super) struct Congestion {
-    controller: AnyController,
+    /// None if nothing is controlled.
+    controller: Option<Box<dyn Controller>>,
     /// What the controller said after the last event: asked for several times per packet.
     limits: Limits,
     timer: Option<Time>,
@@ -86,33 +86,27 @@ pub(super) struct Congestion {
 impl Congestion {
     /// Starts with the given attributes.
     pub(super) fn start(qpc: &QpContext) -> Congestion {
-        let Connect { congestion, window_packets, .. } = qpc.peer;
-        let controller = congestion.controller(qpc.mtu + PACKET_OVERHEAD, window_packets);
+        let Connect { congestion, window_packets, .. } = &qpc.peer;
+        let controller = congestion.controller(qpc.mtu + PACKET_OVERHEAD, *window_packets);
+        let Needs { cnp_interval, counts_marks, telemetry, advertised, .. } = *congestion.needs();
         Congestion {
-            limits: controller.limits(),
-            timer: controller.poll_timeout(),
+            limits: controller.as_ref().map(|own| own.limits()).unwrap_or_default(),
+            timer: controller.as_ref().and_then(|own| own.poll_timeout()),
             controller,
             limit_bps: (qpc.rate_limit_bps > 0).then_some(qpc.rate_limit_bps),
-            cnp_interval: congestion.cnp_interval(),
-            counts_marks: congestion.counts_marks(),
-            telemetry: congestion.telemetry().map(|(form, one_in)| Sampling {
-                form,
-                one_in,
-                skips: 0,
-            }),
-            advertised: match congestion {
-                CongestionControl::Advertised(params) => Some(params),
-                _ => None,
-            },
+            cnp_interval,
+            counts_marks,
+            telemetry: telemetry.map(|(form, one_in)| Sampling { form, one_in, skips: 0 }),
+            advertised,
             ..Congestion::default()
         }
     }
 
-    /// Tells the controller, unless it does not adapt.
+    /// Tells the controller, if there is one.
     fn tell(&mut self, now: Time, event: Event<'_>) {
-        if self.controller.is_adaptive() {
-            self.controller.handle(now, event);
-            (self.limits, self.timer) = (self.controller.limits(), self.controller.poll_timeout());
+        if let Some(controller) = &mut self.controller {
+            controller.handle(now, event);
+            (self.limits, self.timer) = (controller.limits(), controller.poll_timeout());
         }
     }
 
@@ -137,7 +131,7 @@ impl Congestion {
 
     /// The state of the window that follows the delay, if it is that.
     pub(super) fn window_report(&self) -> Option<WindowReport> {
-        self.controller.window_report()
+        self.controller.as_ref()?.window_report()
     }
 
     // ---- notifications -------------------------------------------------------------------------
@@ -159,7 +153,7 @@ impl Congestion {
     /// Reports the progress of request packets. Returns how many times the control began to compete
     /// because of it.
     pub(super) fn note_progress(&mut self, now: Time, progress: Progress) -> u64 {
-        let before = self.controller.competitions();
+        let before = self.competitions();
         let Progress { acknowledged: packets, in_flight, is_idle, rtt, lost, has_timed_out } =
             progress;
         if packets > 0 {
@@ -176,7 +170,11 @@ impl Congestion {
         }
         // Without a rate, no packet has to wait for its time any longer.
         self.held = self.held.filter(|_| self.rate_bps().is_some());
-        self.controller.competitions() - before
+        self.competitions() - before
+    }
+
+    fn competitions(&self) -> u64 {
+        self.controller.as_ref().map_or(0, |controller| controller.competitions())
     }
 
     pub(super) fn has_notification(&self) -> bool {
@@ -287,7 +285,7 @@ impl Congestion {
     ) {
         let (hint, is_urgent) = match headers.bth().opcode.operation() {
             Operation::Send | Operation::Write => {
-                let sender = self.controller.advertised();
+                let sender = self.controller.as_mut();
                 (Some(unsent), sender.is_some_and(|sender| sender.is_urgent(unsent)))
             }
             Operation::Acknowledge => (window, true),

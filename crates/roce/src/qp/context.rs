@@ -47,7 +47,7 @@ impl PacketHeaders {
 }
 
 /// A queue pair's own context, as seen by its requester and responder.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct QpContext {
     pub(super) qpn: Qpn,
     pub(super) transport: Transport,

@@ -9,7 +9,6 @@ use super::held::Held;
 use super::request::wc_opcode;
 use super::requests::Fault;
 use super::{Context, Kind, Qp};
-use crate::congestion::CongestionControl;
 use crate::counters::Counters;
 use crate::direct::{
     Backlog, Direct, DirectKind, DirectRefusal, DirectRequest, Handed, Holding, MAX_DIRECT_BYTES,
@@ -459,7 +458,7 @@ impl Qp {
     }
 
     fn is_paced(&self) -> bool {
-        self.qpc.rate_limit_bps > 0 || !matches!(self.qpc.peer.congestion, CongestionControl::Off)
+        self.qpc.rate_limit_bps > 0 || !self.qpc.peer.congestion.is_off()
     }
 
     /// What local peers need to know about it: its domain, what its peer may do, and whether it

@@ -376,7 +376,7 @@ impl Qp {
         if to == QpState::Rtr {
             self.qpc.peer.window_packets = attr.window_packets.max(1);
             self.qpc.peer.reliability = attr.reliability;
-            self.qpc.peer.congestion = attr.congestion;
+            self.qpc.peer.congestion = attr.congestion.clone();
         }
         self.enter(cx, from, to);
         Ok(())

@@ -473,7 +473,7 @@ impl Requests {
     /// Whether so many packets were sent without requesting an acknowledgement that the next one
     /// must, with a window of `window` packets.
     pub(super) fn ack_is_overdue(&self, window: u32, qpc: &QpContext) -> bool {
-        let most = if qpc.peer.congestion.wants_every_ack() { 1 } else { MAX_ACK_INTERVAL };
+        let most = if qpc.peer.congestion.needs().every_ack { 1 } else { MAX_ACK_INTERVAL };
         self.packets_since_ack_req + 1 >= (window / 4).clamp(1, most)
     }
 

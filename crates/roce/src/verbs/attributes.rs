@@ -6,7 +6,7 @@
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use super::{Access, CqId, Path, PdId, SrqId, Transport};
-use crate::congestion::CongestionControl;
+use crate::congestion::Control;
 use crate::wire::{Psn, Qpn, ROCE_PORT};
 
 pub use mask::AttrMask;
@@ -121,7 +121,7 @@ impl Mtu {
 }
 
 /// Everything a queue pair needs to know about its peer and its connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Connect {
     /// Where packets go. Packets from any other IP address are dropped.
     pub path: Path,
@@ -151,7 +151,7 @@ pub struct Connect {
     /// The loss recovery mode, the same on both sides.
     pub reliability: Reliability,
     /// The congestion control. The peer is notified of marked packets in any case.
-    pub congestion: CongestionControl,
+    pub congestion: Control,
 }
 
 impl Connect {
@@ -172,14 +172,15 @@ impl Connect {
             max_dest_rd_atomic: 16,
             window_packets: 128,
             reliability: Reliability::GoBackN,
-            congestion: CongestionControl::Off,
+            congestion: Control::OFF,
         }
     }
 
     /// The same for a peer of this implementation that has agreed: selective repeat, with a window
     /// of 512 packets.
-    pub const fn selective(self) -> Connect {
-        Connect { reliability: Reliability::Selective, window_packets: 512, ..self }
+    #[must_use]
+    pub fn selective(&self) -> Connect {
+        Connect { reliability: Reliability::Selective, window_packets: 512, ..self.clone() }
     }
 }
 
@@ -234,7 +235,7 @@ pub enum Reliability {
 }
 
 /// Attributes of a queue pair.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QpAttr {
     /// Which fields are set.
     pub mask: AttrMask,
@@ -281,20 +282,20 @@ pub struct QpAttr {
     /// The loss recovery mode. Not a verbs attribute: applies when going to RTR.
     pub reliability: Reliability,
     /// The congestion control. Not a verbs attribute: applies when going to RTR.
-    pub congestion: CongestionControl,
+    pub congestion: Control,
 }
 
 impl QpAttr {
     /// Requests a state and nothing else; the other fields hold the defaults of [`Connect::new`]
     /// and apply once their bits are set.
-    pub const fn to(state: QpState) -> QpAttr {
+    pub fn to(state: QpState) -> QpAttr {
         let nowhere = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), ROCE_PORT);
         let peer = Connect::new(Path::new(nowhere), Qpn::new(0), Psn::new(0));
         QpAttr { mask: AttrMask::STATE, state, ..QpAttr::of(&peer) }
     }
 
     /// A [`Connect`] as verbs attributes. No bit is set.
-    pub(crate) const fn of(peer: &Connect) -> QpAttr {
+    pub(crate) fn of(peer: &Connect) -> QpAttr {
         QpAttr {
             mask: AttrMask::empty(),
             state: QpState::Reset,
@@ -318,7 +319,7 @@ impl QpAttr {
             rate_limit_bps: 0,
             window_packets: peer.window_packets,
             reliability: peer.reliability,
-            congestion: peer.congestion,
+            congestion: peer.congestion.clone(),
         }
     }
 }

@@ -256,7 +256,7 @@ fn bring_up<D: Device>(
     let is_ready = device.query_qp(qpn)?.state == QpState::Init;
     for (from, state) in steps.into_iter().skip(usize::from(is_ready)) {
         let (needs, _) = transition::rule(transport, from, state).unwrap_or_default();
-        let step = QpAttr { state, mask: needs | AttrMask::STATE, ..*attr };
+        let step = QpAttr { state, mask: needs | AttrMask::STATE, ..attr.clone() };
         if let Err(error) = device.modify_qp(now, qpn, &step) {
             if from != QpState::Reset {
                 device.modify_qp(now, qpn, &QpAttr::to(QpState::Reset))?;

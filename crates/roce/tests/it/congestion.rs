@@ -4,8 +4,9 @@
 use core::num::NonZeroU64;
 use std::net::SocketAddr;
 
+use controls::{CongestionControl, DcqcnParams, DelayParams};
 use roce::congestion::watermark::WatermarkError;
-use roce::congestion::{AdvertisedParams, CongestionControl, DcqcnParams, DelayParams, Watermark};
+use roce::congestion::{AdvertisedParams, Watermark};
 use roce::endpoint::{AttrMask, Endpoint, QpAttr, QpState, Reliability, TimeoutReason, Transmit};
 use roce::verbs::{Access, MemoryRegion, Qpn, SendOp, SendWr, Sge};
 use roce::wire::{Headers, Opcode, Psn};
@@ -29,7 +30,7 @@ struct Pair {
 fn pair(congestion: CongestionControl) -> Pair {
     let mut network = Network::new(&NetworkConfig::default());
     let (a, b) = network.pair(|connect| {
-        connect.congestion = congestion;
+        connect.congestion = congestion.into();
         connect.window_packets = 10_000;
         connect.timeout = 0;
     });
@@ -309,7 +310,7 @@ fn a_limit_ends_with_its_connection() {
 fn after_a_timeout_what_was_lost_leaves_within_the_window() {
     let mut network = Network::new(&NetworkConfig::default());
     let (a, b) = network.pair(|connect| {
-        connect.congestion = CongestionControl::Delay(DelayParams::DEFAULT);
+        connect.congestion = CongestionControl::Delay(DelayParams::DEFAULT).into();
         connect.reliability = Reliability::Selective;
         connect.window_packets = 10_000;
         // 4.096 us * 2^14: 67 ms.
@@ -339,7 +340,7 @@ fn nothing_new_leaves_ahead_of_what_was_lost() {
     let (a, b) = network.pair(|connect| {
         // The queue pair's own window is the smaller one; after a timeout there is one packet.
         let params = AdvertisedParams { path_bytes: 100 * 1_068, budget_per_mille: 1_000 };
-        connect.congestion = CongestionControl::Advertised(params);
+        connect.congestion = CongestionControl::Advertised(params).into();
         connect.reliability = Reliability::Selective;
         connect.window_packets = 8;
         connect.timeout = 10;
@@ -377,7 +378,7 @@ fn urgent_packets_keep_a_dscp_that_was_asked_for() {
         let mut network = Network::new(&NetworkConfig::default());
         let (a, b) = network.pair(|connect| {
             let params = AdvertisedParams { path_bytes: 100 * 1_068, budget_per_mille: 1_000 };
-            connect.congestion = CongestionControl::Advertised(params);
+            connect.congestion = CongestionControl::Advertised(params).into();
             connect.path.dscp = asked;
         });
         let [source, target] =

@@ -55,7 +55,7 @@ pub(crate) fn step_attr(transport: Transport, state: QpState, base: &QpAttr) -> 
         (_, QpState::Rts) => &[A::SQ_PSN],
         _ => &[],
     };
-    QpAttr { mask: mask(bits), state, ..*base }
+    QpAttr { mask: mask(bits), state, ..base.clone() }
 }
 
 /// Attributes towards a peer; no bit is set.

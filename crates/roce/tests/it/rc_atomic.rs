@@ -263,7 +263,7 @@ fn more_atomics_than_agreed_are_an_invalid_request() {
 fn the_limit_may_be_raised_while_the_queue_pair_drains() {
     let mut pair = Pair::with(|connect| connect.max_dest_rd_atomic = 1);
     let sqd = QpAttr::to(QpState::Sqd);
-    let more = QpAttr { mask: AttrMask::MAX_DEST_RD_ATOMIC, max_dest_rd_atomic: 16, ..sqd };
+    let more = QpAttr { mask: AttrMask::MAX_DEST_RD_ATOMIC, max_dest_rd_atomic: 16, ..sqd.clone() };
     for attr in [sqd, more, QpAttr::to(QpState::Rts)] {
         pair.network.nodes[1].endpoint.modify_qp(Time::ZERO, pair.b.qpn, &attr).unwrap();
     }

@@ -3,8 +3,8 @@
 
 use std::net::SocketAddr;
 
+use controls::CongestionControl;
 use roce::Time;
-use roce::congestion::CongestionControl;
 use roce::endpoint::{Connect, Mtu};
 use roce::verbs::WcStatus::Success;
 use roce::verbs::{Access, Qpn, SendOp, SendWr, SgList, Sge, Transport};
@@ -243,7 +243,7 @@ fn waiting_behind_a_read_costs_no_retry() {
 fn congestion_control_is_passed_by_few_answers_at_most() {
     let slow = |connect: &mut Connect| {
         connect.mtu = Mtu::M1024;
-        connect.congestion = CongestionControl::Fixed(8_000_000);
+        connect.congestion = CongestionControl::Fixed(8_000_000).into();
     };
     let own = SocketAddr::from(([10, 0, 0, 1], 0xc001));
     let stranger = SocketAddr::from(([203, 0, 113, 9], 4444));

@@ -150,7 +150,7 @@ impl Lone {
     /// Tries a transition with exactly these attributes, all of legal value.
     fn attempt(&mut self, from: QpState, to: QpState, bits: u32) -> Result<(), VerbsError> {
         let mask = AttrMask::from_bits_retain(bits) | AttrMask::STATE;
-        let attr = QpAttr { mask, state: to, cur_state: from, ..self.base };
+        let attr = QpAttr { mask, state: to, cur_state: from, ..self.base.clone() };
         let qpn = self.qpn;
         let before = self.endpoint().query_qp(qpn).unwrap();
         let done = self.endpoint().modify_qp(Time::ZERO, qpn, &attr);
@@ -201,7 +201,7 @@ fn transitions_need_and_allow_what_the_table_says() {
 #[test]
 fn the_state_may_be_left_out() {
     let mut lone = Lone::in_state(Transport::Ud, Rts).unwrap();
-    let attr = QpAttr { mask: AttrMask::QKEY, qkey: 5, ..lone.base };
+    let attr = QpAttr { mask: AttrMask::QKEY, qkey: 5, ..lone.base.clone() };
     let qpn = lone.qpn;
     lone.endpoint().modify_qp(Time::ZERO, qpn, &attr).unwrap();
     let now = lone.endpoint().query_qp(qpn).unwrap();
@@ -218,7 +218,7 @@ fn the_state_may_be_left_out() {
 fn the_current_state_has_to_be_right() {
     let mut lone = Lone::in_state(Transport::Uc, Sqd).unwrap();
     let mask = AttrMask::STATE | AttrMask::CUR_STATE;
-    let wrong = QpAttr { mask, state: Rts, cur_state: Rts, ..lone.base };
+    let wrong = QpAttr { mask, state: Rts, cur_state: Rts, ..lone.base.clone() };
     let qpn = lone.qpn;
     let refused = lone.endpoint().modify_qp(Time::ZERO, qpn, &wrong);
     assert!(matches!(refused, Err(VerbsError::Transition { from: "SQD", to: "RTS", .. })));
@@ -264,7 +264,7 @@ fn values_out_of_range_are_refused() {
 #[test]
 fn only_the_bits_that_adapters_have_are_kept() {
     let mut lone = Lone::in_state(Transport::Rc, Init).unwrap();
-    let (qpn, base) = (lone.qpn, lone.base);
+    let (qpn, base) = (lone.qpn, lone.base.clone());
     let to_rtr = QpAttr { min_rnr_timer: 0xe5, ..step_attr(Transport::Rc, Rtr, &base) };
     let to_rtr = QpAttr { dest_qp: Qpn::new(0x0112_3456), ..to_rtr };
     lone.endpoint().modify_qp(Time::ZERO, qpn, &to_rtr).unwrap();

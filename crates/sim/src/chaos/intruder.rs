@@ -175,6 +175,7 @@ impl Run {
         let qpn = endpoint.create_qp(QpConfig { srq, ..QpConfig::rc(pd, cq, 1, 1) })?;
         let connect = Connect { local_psn: endpoint.query_qp(qpn)?.sq_psn, ..connect };
         device::connect(endpoint, now, qpn, &connect)?;
+        let expected = connect.remote_psn;
         endpoint.modify_qp(now, qpn, &rights::attributes(access))?;
         Ok(Intruder {
             node,
@@ -185,7 +186,7 @@ impl Run {
             connect,
             access,
             shares: srq.is_some(),
-            expected: connect.remote_psn,
+            expected,
             granted: Vec::new(),
             attacks: self.draw_attacks(reliability, srq.is_some()),
             reads_left: self.whims.below(MOST_READS + 1),

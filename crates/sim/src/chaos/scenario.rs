@@ -5,8 +5,8 @@
 
 use alloc::vec::Vec;
 
+use controls::{CongestionControl, DcqcnParams, DctcpParams, HpccParams, TimelyParams};
 use roce::Duration;
-use roce::congestion::{CongestionControl, DcqcnParams, DctcpParams, HpccParams, TimelyParams};
 use roce::endpoint::{Connect, EndpointConfig, Mtu, Reliability};
 use roce::verbs::Transport;
 use roce::wire::Psn;
@@ -103,7 +103,7 @@ impl Params {
             max_dest_rd_atomic: MAX_RD_ATOMIC,
             window_packets: self.window_packets,
             reliability: self.reliability,
-            congestion: self.congestion,
+            congestion: self.congestion.into(),
             ..Connect::new(path, dest_qp, psn)
         }
     }

@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use roce::congestion::{CongestionControl, DcqcnParams};
+use controls::{CongestionControl, DcqcnParams};
 use roce::{Duration, Time};
 
 use super::{Stream, run_until};
@@ -35,7 +35,7 @@ fn streams(watermarks: Option<Collector>) -> (Network<Phantom>, Vec<Stream>) {
     let ways = [(1, 0), (2, 0), (3, 0), (4, 5)];
     let open = |(from, to)| {
         Stream::open(&mut network, from, to, 1 << 20, |connect| {
-            connect.congestion = CongestionControl::Dcqcn(DcqcnParams::mlnx(LINE));
+            connect.congestion = CongestionControl::Dcqcn(DcqcnParams::mlnx(LINE)).into();
             connect.window_packets = 4_096;
         })
     };

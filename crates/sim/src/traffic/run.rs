@@ -6,7 +6,7 @@
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
-use roce::congestion::{CongestionControl, HpccParams};
+use controls::{CongestionControl, HpccParams};
 use roce::device;
 use roce::endpoint::{Connect, EndpointConfig, Mtu, QpConfig};
 use roce::report::QpProgress;
@@ -486,7 +486,7 @@ impl Runner {
             reliability,
             timeout,
             retry_count,
-            congestion,
+            congestion: congestion.into(),
             ..Connect::new(path, peer_qpn, remote_psn)
         };
         Ok(device::connect(endpoint, now, qpn, &connect)?)

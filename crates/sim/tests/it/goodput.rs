@@ -6,9 +6,9 @@
 
 use std::fmt;
 
+use controls::{CongestionControl, DelayParams};
 use roce::Duration;
 use roce::Time;
-use roce::congestion::{CongestionControl, DelayParams};
 use roce::device;
 use roce::endpoint::{Connect, Mtu, QpConfig};
 use roce::verbs::{Access, CqId, Qpn, RecvWr, SendOp, SendWr, SgList, Sge, WcStatus};
@@ -114,7 +114,7 @@ fn ends(case: &Case) -> Ends {
         // 4 ms: longer than 16 MiB take, which a READ of go-back-N may have to wait for.
         let (endpoint, qpn) = (&mut network.node_mut(own).endpoint, made[own as usize].0);
         let local_psn = endpoint.query_qp(qpn).unwrap().sq_psn;
-        let congestion = case.congestion;
+        let congestion = case.congestion.into();
         let connect =
             Connect { mtu: case.mtu, window_packets, timeout: 10, local_psn, congestion, ..mode };
         device::connect(endpoint, Time::ZERO, qpn, &connect).unwrap();

@@ -1,7 +1,7 @@
 //! Ten senders and one more collide: each gets its share, and the link stays full.
 
+use controls::{CongestionControl, DcqcnParams, DelayParams, HpccParams};
 use roce::Duration;
-use roce::congestion::{CongestionControl, DcqcnParams, DelayParams, HpccParams};
 use roce::endpoint::Mtu;
 use roce::wire::telemetry::Form;
 use sim::incast::{self, Incast, IncastConfig};
@@ -13,7 +13,8 @@ fn dcqcn_shares_a_link_fairly_at_both_rates() {
         let config = IncastConfig::new(10, gbit);
         let params = DcqcnParams::named("dcqcn-mlnx", gbit * 1_000_000_000).unwrap();
         let congestion = CongestionControl::Dcqcn(params);
-        let got = incast::measure(&config, |connect| connect.congestion = congestion).unwrap();
+        let got =
+            incast::measure(&config, |connect| connect.congestion = congestion.into()).unwrap();
         // Each within 15 % of an equal share, and the link as full as in the published comparison.
         assert!(got.unfairness_per_mille() <= 150, "{gbit} Gbit/s: {got:?}");
         assert!(got.wire_bps >= gbit * 970_000_000, "{gbit} Gbit/s: {got:?}");
@@ -43,7 +44,7 @@ fn lossless(name: &str, shape: Option<&str>) -> Incast {
     let config = lossless_case(15, shape);
     let line = config.link.rate_bps;
     let control = CongestionControl::named(name, line, config.base_rtt().unwrap()).unwrap();
-    incast::measure(&config, |connect| connect.congestion = control).unwrap()
+    incast::measure(&config, |connect| connect.congestion = control.into()).unwrap()
 }
 
 #[test]
@@ -77,7 +78,7 @@ fn lossless_switches_drop_nothing_and_starve_nobody() {
 fn many(params: DcqcnParams) -> Incast {
     let config = lossless_case(127, Some("fat-tree:8"));
     let control = CongestionControl::Dcqcn(params);
-    incast::measure(&config, |connect| connect.congestion = control).unwrap()
+    incast::measure(&config, |connect| connect.congestion = control.into()).unwrap()
 }
 
 /// Without pauses, too, and with packets of either size: what all send at first fits into the
@@ -93,7 +94,7 @@ fn senders_that_start_together_share_where_switches_drop() {
             ..IncastConfig::new(127, 25)
         };
         let control = CongestionControl::Delay(DelayParams::DEFAULT);
-        let got = incast::measure(&case, |connect| connect.congestion = control).unwrap();
+        let got = incast::measure(&case, |connect| connect.congestion = control.into()).unwrap();
         let fastest = got.shares_bps.iter().max().unwrap() * 100 / got.fair_bps();
         assert!(slowest(&got) >= 50 && fastest <= 200, "{mtu:?}: {got:?}");
         assert_eq!(got.dropped, 0, "{mtu:?}");
@@ -113,7 +114,7 @@ fn dcqcn_starts_slowly_where_switches_drop() {
     let measure = |slow_start| {
         let params = DcqcnParams { slow_start, ..DcqcnParams::mlnx(25_000_000_000) };
         let control = CongestionControl::Dcqcn(params);
-        incast::measure(&case, |connect| connect.congestion = control).unwrap()
+        incast::measure(&case, |connect| connect.congestion = control.into()).unwrap()
     };
     let (with, without) = (measure(true), measure(false));
     let goodput = |got: &Incast| got.shares_bps.iter().sum::<u64>();
@@ -146,7 +147,7 @@ fn watermarks_serve_where_switches_neither_mark_nor_stamp() {
             CongestionControl::named(name, config.link.rate_bps, config.base_rtt().unwrap());
         let mut config = IncastConfig { watermarks, ..config };
         config.link.marking = None;
-        incast::measure(&config, |connect| connect.congestion = control.unwrap()).unwrap()
+        incast::measure(&config, |connect| connect.congestion = control.unwrap().into()).unwrap()
     };
     for name in ["dcqcn-mlnx", "delay"] {
         for shape in [None, Some("fat-tree:4")] {
@@ -165,7 +166,7 @@ fn watermarks_serve_where_switches_neither_mark_nor_stamp() {
     let marked = |watermarks| {
         let config = IncastConfig { watermarks, ..lossless_case(15, None) };
         let control = CongestionControl::Dcqcn(DcqcnParams::mlnx(config.link.rate_bps));
-        incast::measure(&config, |connect| connect.congestion = control).unwrap().shares_bps
+        incast::measure(&config, |connect| connect.congestion = control.into()).unwrap().shares_bps
     };
     assert_eq!(marked(None), marked(Some(collector)));
     let (without, with) = (measure("swift", None, None), measure("swift", None, Some(collector)));
@@ -183,7 +184,9 @@ fn off(ours: u64, theirs: u64) -> u64 {
 #[test]
 fn controls_stand_where_ns_3_has_them() {
     let case = incast::reference_case();
-    let measure = |control| incast::measure(&case, |connect| connect.congestion = control).unwrap();
+    let measure = |control: CongestionControl| {
+        incast::measure(&case, |connect| connect.congestion = control.into()).unwrap()
+    };
     for row in incast::reference() {
         let got = measure(row.control);
         let (peak, mean) =
@@ -218,7 +221,7 @@ fn digests_serve_as_well_as_reports_of_every_link() {
     for sample_one_in in [1, 16] {
         let pint = HpccParams { telemetry: Form::Digest, sample_one_in, ..params };
         let control = CongestionControl::Hpcc(pint);
-        let got = incast::measure(&case, |connect| connect.congestion = control).unwrap();
+        let got = incast::measure(&case, |connect| connect.congestion = control.into()).unwrap();
         let peak = off(got.peak_bytes, row.peak_bytes);
         assert!(peak <= 15 || sample_one_in > 1, "one in {sample_one_in}: {got:?}");
         assert!(got.mean_bytes < 4_000, "one in {sample_one_in}: {got:?}");

@@ -1,15 +1,15 @@
 //! A slow link shared by streams with delay-based control, and with a TCP flow. `--nocapture`
 //! prints the shares.
 
+use controls::{CongestionControl, DelayParams};
 use roce::Duration;
-use roce::congestion::{CongestionControl, DelayParams};
 use sim::noisy_neighbour::{self, NeighbourConfig, Neighbours};
 
 const DELAY: CongestionControl = CongestionControl::Delay(DelayParams::DEFAULT);
 
 fn run(config: &NeighbourConfig, congestion: CongestionControl) -> Neighbours {
     let got = noisy_neighbour::measure(config, |connect| {
-        connect.congestion = congestion;
+        connect.congestion = congestion.into();
         if congestion == DELAY {
             // Room for a fair share of the longest queue here.
             connect.window_packets = 2_048;

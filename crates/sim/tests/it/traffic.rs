@@ -3,7 +3,7 @@
 
 use ::topology::graph::Capacity;
 use ::topology::shape::Shape;
-use roce::congestion::CongestionControl;
+use controls::CongestionControl;
 use roce::endpoint::Mtu;
 use roce::verbs::Reliability;
 use roce::{Duration, Time};

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use ::topology::graph::Capacity;
 use clap::{Args, ValueEnum};
+use controls::CongestionControl;
 use lab::proof::admit::{self, Admitted, Way};
 use lab::proof::summary::Summary;
 use lab::proof::{self, Options, picture};
@@ -13,7 +14,6 @@ use parfait::job::Job;
 use parfait::outage::Outage;
 use parfait::queues::Scheme;
 use roce::Duration;
-use roce::congestion::CongestionControl;
 use serde::Serialize;
 use sim::graph::Spread;
 

@@ -4,10 +4,10 @@
 use std::fmt;
 
 use clap::Args;
+use controls::CongestionControl;
 use lab::proof;
 use lab::proof::violations::{self, Count, Effort, Mix, SMALL};
 use parfait::queues::Scheme;
-use roce::congestion::CongestionControl;
 use serde::Serialize;
 use sim::tenants::Transport;
 

@@ -5,10 +5,10 @@ use std::fmt;
 
 use ::topology::shape::Shape;
 use clap::Args;
+use controls::{CongestionControl, DcqcnParams};
 use lab::units;
 use roce::Duration;
 use roce::congestion::watermark::MAX_AGE;
-use roce::congestion::{CongestionControl, DcqcnParams};
 use serde::Serialize;
 use sim::incast::{self, Incast, IncastConfig, IncastError, Reference};
 use sim::network::Collector;
@@ -117,7 +117,7 @@ impl IncastCommand {
         });
         let base_rtt = config.base_rtt().map_err(failed)?;
         let congestion = self.congestion(base_rtt)?;
-        let got = incast::measure(&config, |connect| connect.congestion = congestion);
+        let got = incast::measure(&config, |connect| connect.congestion = congestion.into());
         let got = got.map_err(failed)?;
         console.report(&IncastReport::new(&self, &got))?;
         Ok(Exit::Good)
@@ -178,7 +178,7 @@ impl ReferenceRow {
     fn measure(row: &Reference, seed: u64) -> Result<ReferenceRow, CliError> {
         let case = incast::reference_case();
         let config = IncastConfig { seed, ..case };
-        let got = incast::measure(&config, |connect| connect.congestion = row.control);
+        let got = incast::measure(&config, |connect| connect.congestion = row.control.into());
         let got = got.map_err(failed)?;
         Ok(ReferenceRow {
             congestion_control: row.name,

@@ -76,7 +76,7 @@ impl SendRecovery for GoBackN {
 
     fn sent(&mut self, requests: &Requests, cx: &Scope<'_, '_>, header: &PacketHeaders) {
         if header.ack_req && !header.psn.is_before(requests.sent_end) {
-            let most = if cx.qpc.peer.congestion.wants_every_ack() { RttProbe::MOST } else { 1 };
+            let most = if cx.qpc.peer.congestion.needs().every_ack { RttProbe::MOST } else { 1 };
             self.rtt_probe.sent(header.psn, cx.now, most);
         }
         if self.ack_deadline.is_none() {

@@ -15,9 +15,11 @@
 
 use core::num::NonZeroU32;
 
-use super::watermark::Cap;
-use super::{Controller, Event, Limits, first_packets, scaled, window_of};
-use crate::time::{Duration, Time};
+use roce::congestion::{Controller, Event, Limits, window_of};
+use roce::{Duration, Time};
+
+use crate::cap::Cap;
+use crate::{first_packets, scaled};
 
 /// The largest window of a slow start: from there on only the rate limits.
 const MOST_PACKETS: u32 = 1 << 10;

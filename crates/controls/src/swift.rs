@@ -17,9 +17,9 @@
 
 use core::num::NonZeroU32;
 
-use super::rtt::plausible;
-use super::{Controller, Event, Limits};
-use crate::time::{Duration, Time};
+use roce::congestion::rtt::plausible;
+use roce::congestion::{Controller, Event, Limits};
+use roce::{Duration, Time};
 
 /// One packet, in units of the window.
 const ONE: u64 = 1 << 16;

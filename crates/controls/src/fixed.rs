@@ -1,7 +1,7 @@
 //! No adaptation: a rate that the program has set, or none.
 
-use super::{Controller, Event, Limits};
-use crate::time::Time;
+use roce::Time;
+use roce::congestion::{Controller, Event, Limits};
 
 /// Sends at the same rate whatever the network says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -6,7 +6,7 @@
 
 /// Counts acknowledged packets up to the end of a round trip.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Rounds {
+pub(crate) struct Rounds {
     /// Packets to be acknowledged before the round trip is over.
     left: u32,
 }

@@ -20,9 +20,11 @@
 //! Source of the parameters: the simulations published with HPCC (Li et al., SIGCOMM 2019).
 //! Round-trip times include the time that packets spend in the sender's own queues.
 
-use super::rounds::Rounds;
-use super::{Controller, Event, Limits, scaled, window_of};
-use crate::time::{Duration, Time};
+use roce::congestion::{Controller, Event, Limits, window_of};
+use roce::{Duration, Time};
+
+use crate::rounds::Rounds;
+use crate::scaled;
 
 /// Fixed-point one of gradients and factors.
 const ONE: i64 = 1 << 20;

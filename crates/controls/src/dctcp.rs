@@ -9,9 +9,11 @@
 //! Source: the simulations published with HPCC (Li et al., SIGCOMM 2019). They start at line rate,
 //! where TCP would start slowly.
 
-use super::rounds::Rounds;
-use super::{Controller, Event, Limits, scaled, window_of};
-use crate::time::{Duration, Time};
+use roce::congestion::{Controller, Event, Limits, window_of};
+use roce::{Duration, Time};
+
+use crate::rounds::Rounds;
+use crate::scaled;
 
 /// Fixed-point one of `alpha`.
 const ONE: u64 = 1 << 20;

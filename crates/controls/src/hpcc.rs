@@ -15,16 +15,18 @@
 //!
 //! The authors' erratum: `maxStage = 5` in the paper is a mistake, and their simulations used 0.
 //!
-//! HPCC-PINT (Ben Basat et al., SIGCOMM 2020) is the same with [digests](crate::wire::digest): each
+//! HPCC-PINT (Ben Basat et al., SIGCOMM 2020) is the same with [digests](roce::wire::digest): each
 //! switch keeps the mean utilization of its links over T, the packet brings that of the busiest one
 //! in a byte, and the sender takes it as it is. Not every packet needs to carry one; a round trip
 //! then ends with the first digest after it.
 
-use super::rounds::Rounds;
-use super::{Controller, Event, Limits, scaled, window_of};
-use crate::time::{Duration, Time};
-use crate::wire::digest::ONE;
-use crate::wire::telemetry::{Form, Hop, Report};
+use roce::congestion::{Controller, Event, Limits, window_of};
+use roce::wire::digest::ONE;
+use roce::wire::telemetry::{Form, Hop, Report};
+use roce::{Duration, Time};
+
+use crate::rounds::Rounds;
+use crate::scaled;
 
 const MBIT: u64 = 1_000_000;
 
