@@ -1,6 +1,7 @@
 //! The work: messages of one kind between two connected queue pairs, in bursts.
 
 use arrayvec::ArrayVec;
+use controls::CongestionControl;
 use roce::Time;
 use roce::device::{self, Device};
 use roce::endpoint::{Connect, Mtu, QpConfig, Reliability};
@@ -45,6 +46,7 @@ pub(crate) struct Load {
     /// Messages posted together.
     pub(crate) burst: u32,
     pub(crate) reliability: Reliability,
+    pub(crate) control: CongestionControl,
 }
 
 impl Load {
@@ -63,8 +65,12 @@ impl Load {
             Reliability::GoBackN => "",
             Reliability::Selective => "-selective",
         };
+        let control = match self.control {
+            CongestionControl::Delay(_) => "-delay",
+            _ => "",
+        };
         let burst = if self.burst > 1 { format!("-x{}", self.burst) } else { String::new() };
-        format!("{operation}-{size}{burst}{recovery}")
+        format!("{operation}-{size}{burst}{recovery}{control}")
     }
 
     fn is_large(&self) -> bool {
@@ -161,6 +167,7 @@ pub(crate) fn run<P: Pair>(pair: &mut P, load: &Load, tally: &mut Tally) {
             local_psn: Psn::new(PSNS[side]),
             window_packets: 512,
             reliability: load.reliability,
+            congestion: load.control.into(),
             ..Connect::new(pair.path(other), sides[other].qpn, Psn::new(PSNS[other]))
         };
         device::connect(pair.device(side), now, own.qpn, &connect).unwrap();

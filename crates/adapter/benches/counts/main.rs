@@ -20,6 +20,7 @@ mod udp;
 
 use std::process::ExitCode;
 
+use controls::{CongestionControl, DelayParams};
 use roce::endpoint::Reliability;
 
 use load::{Load, Operation};
@@ -46,6 +47,14 @@ impl Case {
     }
 }
 
+/// Nothing controls congestion but the window.
+const OFF: CongestionControl = CongestionControl::Off;
+
+/// With go-back-N.
+fn plain(operation: Operation, bytes: u32, burst: u32) -> Load {
+    Load { operation, bytes, burst, reliability: Reliability::GoBackN, control: OFF }
+}
+
 /// Messages posted together, and then completed together.
 const BURST: u32 = 16;
 
@@ -55,29 +64,32 @@ fn cases() -> Vec<Case> {
     for layer in ["endpoint", "udp"] {
         for reliability in [Reliability::GoBackN, Reliability::Selective] {
             for operation in [Send, Write, Read] {
-                let load = Load { operation, bytes: 1 << 20, burst: 1, reliability };
+                let load = Load { operation, bytes: 1 << 20, burst: 1, reliability, control: OFF };
                 cases.push(Case { layer, load });
             }
         }
         for (operation, bytes) in [(Send, 8), (Send, 64), (Write, 8), (Write, 64), (Read, 64)] {
             for burst in [1, BURST] {
-                let load = Load { operation, bytes, burst, reliability: Reliability::GoBackN };
-                cases.push(Case { layer, load });
+                cases.push(Case { layer, load: plain(operation, bytes, burst) });
             }
         }
     }
+    // What acknowledgements cost under the control between our own endpoints.
+    for (operation, bytes) in [(Write, 1 << 20), (Send, 64)] {
+        let control = CongestionControl::Delay(DelayParams::DEFAULT);
+        let load =
+            Load { operation, bytes, burst: 1, reliability: Reliability::Selective, control };
+        cases.push(Case { layer: "endpoint", load });
+    }
     for (operation, burst) in [(Send, 1), (Send, BURST), (Atomic, 1)] {
-        let load = Load { operation, bytes: 8, burst, reliability: Reliability::GoBackN };
-        cases.push(Case { layer: "fifo", load });
+        cases.push(Case { layer: "fifo", load: plain(operation, 8, burst) });
     }
     // Valgrind has no pidfd_open, so nothing is mapped here: the kernel copies, and atomics would
     // be packets.
     for (operation, burst) in [(Send, 1), (Send, BURST), (Write, 1), (Read, 1)] {
-        let load = Load { operation, bytes: 8, burst, reliability: Reliability::GoBackN };
-        cases.push(Case { layer: "direct", load });
+        cases.push(Case { layer: "direct", load: plain(operation, 8, burst) });
     }
-    let load = Load { operation: Atomic, bytes: 8, burst: 1, reliability: Reliability::GoBackN };
-    cases.push(Case { layer: "udp", load });
+    cases.push(Case { layer: "udp", load: plain(Atomic, 8, 1) });
     cases
 }
 
