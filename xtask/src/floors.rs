@@ -289,6 +289,12 @@ const FLOORS: &[(&str, &str)] = &[
          disk: root scratch",
     ),
     (
+        "crates/comm/src",
+        "address
+         bootstrap
+         mesh",
+    ),
+    (
         "crates/adapter/src",
         "registrations: seeds skip
          congestion

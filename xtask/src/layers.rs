@@ -39,10 +39,11 @@ const LAYERS: &[Layer] = &[
         pure: true,
     },
     Layer { name: "xio", may_use: &["roce"], tests_may_use: &["sim"], pure: true },
+    Layer { name: "comm", may_use: &["roce"], tests_may_use: &[], pure: true },
     Layer { name: "nic", may_use: &["roce"], tests_may_use: &["sim"], pure: false },
     Layer {
         name: "adapter",
-        may_use: &["roce", "controls", "nic"],
+        may_use: &["roce", "controls", "comm", "nic"],
         tests_may_use: &[],
         pure: false,
     },
@@ -77,8 +78,8 @@ const LAYERS: &[Layer] = &[
     Layer {
         name: "lab",
         may_use: &[
-            "roce", "controls", "sim", "topology", "parfait", "xio", "nic", "adapter", "host",
-            "service",
+            "roce", "controls", "sim", "topology", "parfait", "xio", "comm", "nic", "adapter",
+            "host", "service",
         ],
         tests_may_use: &[],
         pure: false,

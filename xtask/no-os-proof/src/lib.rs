@@ -2,7 +2,7 @@
 //!
 //! It brings its own panic handler and its own allocator. The standard library brings both as well,
 //! so the moment any crate in the graph of `roce`, `controls`, `sim`, `topology`, `subnet`,
-//! `parfait` or `xio` links `std`, the compiler refuses this package with a duplicate `panic_impl`.
+//! `parfait`, `xio` or `comm` links `std`, the compiler refuses this package with a duplicate `panic_impl`.
 //! So `cargo xtask check` proves "no clock, no socket, no file, no thread, no operating-system
 //! randomness" on every change. A second check reads the symbols that the archive imports: a crate
 //! that uses the C library without `std` is named there.
@@ -12,6 +12,7 @@
 #![no_std]
 
 // Named so that they are linked although nothing of them is called.
+extern crate comm;
 extern crate controls;
 extern crate parfait;
 extern crate roce;
