@@ -437,8 +437,10 @@ const FLOORS: &[(&str, &str)] = &[
         "crates/lab/src/replay",
         "schedule
          content
-         rendezvous
-         rank: content rendezvous schedule",
+         wire
+         rendezvous: wire
+         exchange: content schedule
+         rank: exchange rendezvous schedule wire",
     ),
 ];
 

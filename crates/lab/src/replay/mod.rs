@@ -11,12 +11,16 @@
 //! |---|---|
 //! | [`schedule`] | who sends what to whom, phase by phase |
 //! | [`content`] | the bytes of a message, and their check |
-//! | [`rendezvous`] | how ranks find each other, begin together, and learn of each other's end |
+//! | [`wire`] | what ranks tell each other as it is written, and failures in words |
+//! | [`rendezvous`] | the bootstrap of a rank over its control connections |
+//! | [`exchange`] | what a rank posts and awaits, step by step, and what it measures |
 //! | [`rank`] | one rank on its device, from its queue pairs to its result |
 //!
 //! The command line and the form of results belong to the binary.
 
 mod content;
+pub mod exchange;
 pub mod rank;
 pub mod rendezvous;
 pub mod schedule;
+pub mod wire;

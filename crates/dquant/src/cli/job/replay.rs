@@ -7,9 +7,11 @@ use std::time::Duration;
 use adapter::congestion::Choice;
 use clap::Args;
 use cluster::words::counted;
-use lab::replay::rank::{self, Outcome, Place, Setup};
-use lab::replay::rendezvous::{JOB_PORT, Terms};
+use lab::replay::exchange::{Edge, Iteration, Outcome};
+use lab::replay::rank::{self, Place, Setup};
+use lab::replay::rendezvous::JOB_PORT;
 use lab::replay::schedule::Schedule;
+use lab::replay::wire::Terms;
 use lab::units;
 use parfait::pattern::{Pattern, PatternError};
 use serde::Serialize;
@@ -262,7 +264,7 @@ fn gbps(bytes: u64, ns: u64) -> f64 {
 }
 
 impl IterationReport {
-    fn new(outcome: &Outcome, number: u32, iteration: &rank::Iteration) -> IterationReport {
+    fn new(outcome: &Outcome, number: u32, iteration: &Iteration) -> IterationReport {
         let edges = outcome.edges.iter().zip(&iteration.edges_ns);
         IterationReport {
             rank: outcome.rank,
@@ -270,7 +272,7 @@ impl IterationReport {
             seconds: seconds(iteration.total_ns),
             exchange_seconds: seconds(iteration.exchange_ns),
             edges: edges
-                .map(|(&rank::Edge { phase, to, bytes }, ns)| EdgeReport {
+                .map(|(&Edge { phase, to, bytes }, ns)| EdgeReport {
                     phase,
                     to,
                     bytes,
@@ -329,11 +331,10 @@ struct RankReport {
 
 impl RankReport {
     fn new(setup: &Setup, outcome: &Outcome) -> RankReport {
-        let times = |of: fn(&rank::Iteration) -> u64| {
-            Shares::of(outcome.iterations.iter().map(of).collect())
-        };
+        let times =
+            |of: fn(&Iteration) -> u64| Shares::of(outcome.iterations.iter().map(of).collect());
         let count = outcome.iterations.len() as u64;
-        let mean = |(at, &rank::Edge { phase, to, bytes }): (usize, &rank::Edge)| {
+        let mean = |(at, &Edge { phase, to, bytes }): (usize, &Edge)| {
             let ns = outcome.iterations.iter().filter_map(|one| one.edges_ns.get(at)).sum();
             EdgeReport { phase, to, bytes, gbps: gbps(bytes * count, ns) }
         };
