@@ -481,8 +481,8 @@ impl<'a, F: Adapter> Work<'a, F> {
         let Work { recorder: Some(recorder), adapter, requester, .. } = self else {
             return;
         };
-        for (flow, &qpn) in (0..).zip(&requester.ends.qps) {
-            if let Some(pace) = adapter.progress(qpn) {
+        for (flow, link) in (0..).zip(requester.ends.mesh.links()) {
+            if let Some(pace) = adapter.progress(link.qpn) {
                 recorder.take(now, flow, &pace);
             }
         }

@@ -1,32 +1,33 @@
 //! One side of a test on its device: queue pairs, memory, and the bytes that it expects.
 //!
-//! A queue pair has buffers to send from and buffers to receive into. Message `n` uses buffer `n`
-//! modulo their number. A buffer to send from holds a pattern of its own; its last bytes, the
-//! stamp, hold `n`. So a lost, repeated or misplaced message is noticed, and a program that polls
-//! memory sees the end of a message.
+//! Each queue pair is a link of a [mesh](comm::mesh) with as many buffers to send from as to
+//! receive into. A buffer to send from holds a pattern of its own; the last bytes of message `n`,
+//! the stamp, hold `n`. So a lost, repeated or misplaced message is noticed, and a program that
+//! polls memory sees the end of a message.
 
 use std::net::SocketAddr;
 
 use adapter::congestion::Choice;
 use adapter::connect::{QpAddress, RNR_RETRY_FOREVER, Terms, connect, path_mtu};
 use adapter::owned::Adapter;
+use comm::mesh::{Link, Mesh, MeshError, Place, ROUTE_HEADER, Ring, Wanted};
 use nic::clock;
 use nic::local_peers::OWN_PORT;
 use nic::pool::Pool;
-use roce::device::{self, Device, InitialPsns};
-use roce::endpoint::{QpConfig, Reliability};
-use roce::verbs::{
-    Access, CqId, Datagram, MemoryRegion, PdId, Qpn, RecvWr, SgList, Sge, VerbsError,
-};
-use roce::wire::Psn;
+use roce::device::{self, Device};
+use roce::endpoint::Reliability;
+use roce::verbs::{Datagram, SgList, VerbsError};
 use roce::world::{Path, Staging};
+use service::Error;
 
 use super::messages::{End, Verdict};
-use super::test::{Operation, ROUTE_HEADER, Service, Test};
-use service::Error;
+use super::test::{Operation, Service, Test};
 
 /// Queue key of datagrams.
 const QKEY: u32 = 0x0064_7170;
+
+/// The rank of the other side: a test has two.
+const OTHER: u32 = 1;
 
 /// Local ACK timeout code: 67 ms.
 const ACK_TIMEOUT: u8 = 14;
@@ -38,12 +39,7 @@ const WINDOW_PACKETS: u32 = 512;
 #[derive(Debug)]
 pub(super) struct Ends {
     pub(super) test: Test,
-    pub(super) send_cq: CqId,
-    pub(super) recv_cq: CqId,
-    pub(super) qps: Vec<Qpn>,
-    pub(super) region: MemoryRegion,
-    pd: PdId,
-    psns: Vec<Psn>,
+    pub(super) mesh: Mesh,
     /// First byte of the other side's memory, and its key.
     pub(super) remote: (u64, u32),
     /// Path MTU of the connections in bytes; 0 before they are connected.
@@ -59,47 +55,26 @@ impl Ends {
     /// When memory or the device refuse.
     pub(super) fn open<F: Adapter>(adapter: &mut F, test: Test, seed: u64) -> Result<Ends, Error> {
         let range = adapter.memory_mut().alloc(test.memory(), 4096).map_err(Error::from_cause)?;
-        let device = adapter.device();
-        let refused = |error: VerbsError| Error::because("the device refuses the test", &error);
-        let pd = device.alloc_pd().map_err(refused)?;
-        let depth = 2 * test.slots() * test.qps;
-        let send_cq = device.create_cq(depth).map_err(refused)?;
-        let recv_cq = device.create_cq(depth).map_err(refused)?;
-        let region = device.register(pd, range.addr, range.len, Access::ALL).map_err(refused)?;
-        let (mut drawn, mut qps) = (InitialPsns::new(seed), Vec::new());
-        let mut psns = Vec::new();
-        for _ in 0..test.qps {
-            let work = test.slots().max(2);
-            let config = QpConfig {
-                transport: test.service.transport(),
-                recv_cq,
-                ..QpConfig::rc(pd, send_cq, work, work)
-            };
-            let qpn = device.create_qp(config).map_err(refused)?;
-            if test.service != Service::Ud {
-                device::initialize(device, clock::now(), qpn).map_err(refused)?;
-            }
-            qps.push(qpn);
-            psns.push(drawn.draw());
-        }
-        let (remote, datagrams) = ((0, 0), Vec::new());
-        let ends =
-            Ends { test, send_cq, recv_cq, qps, region, pd, psns, remote, mtu: 0, datagrams };
+        let wanted: Vec<Wanted> = (0..test.qps).map(|qp| wanted(&test, qp)).collect();
+        let memory = (range.addr, range.len);
+        let mesh = Mesh::open(adapter.device(), clock::now(), memory, &wanted, seed)
+            .map_err(|error| Error::because("the device refuses the test", &error))?;
+        let ends = Ends { test, mesh, remote: (0, 0), mtu: 0, datagrams: Vec::new() };
         ends.fill(adapter.memory_mut());
         Ok(ends)
     }
 
     /// This side, as the other needs to know it.
     pub(super) fn describe<F: Adapter>(&self, adapter: &F, mtu: u32) -> End {
-        let numbers = self.qps.iter().zip(&self.psns);
+        let links = self.mesh.links().iter();
         End {
             address: adapter.local(),
-            memory: self.region.addr,
-            rkey: self.region.rkey,
+            memory: self.mesh.region.addr,
+            rkey: self.mesh.region.rkey,
             mtu,
             selective: adapter.reliability() == Reliability::Selective && !self.test.go_back_n,
             no_xdp: None,
-            qps: numbers.map(|(qpn, psn)| (qpn.get(), psn.get())).collect(),
+            qps: links.map(|link| (link.qpn.get(), link.psn.get())).collect(),
         }
     }
 
@@ -115,7 +90,7 @@ impl Ends {
         peer: &End,
         congestion: Choice,
     ) -> Result<Option<String>, Error> {
-        if peer.qps.len() != self.qps.len() {
+        if peer.qps.len() != self.mesh.links().len() {
             return Err(Error::invalid("the other side has another number of queue pairs"));
         }
         let limit = ours.mtu.min(self.test.mtu);
@@ -151,12 +126,12 @@ impl Ends {
     /// Makes all queue pairs ready for datagrams, and handles for those of the other side.
     fn start_datagrams<D: Device>(&mut self, device: &mut D, peer: &End) -> Result<(), VerbsError> {
         for (at, QpAddress { address, qpn, .. }) in peer.queue_pairs().enumerate() {
-            let (own, psn) = (self.qps[at], self.psns[at]);
+            let Link { qpn: own, psn, .. } = self.mesh.links()[at];
             device::start_datagrams(device, clock::now(), own, QKEY, psn)?;
             if self.test.rate_limit_bps > 0 {
                 device::limit_rate(device, clock::now(), own, self.test.rate_limit_bps)?;
             }
-            let ah = device.create_ah(self.pd, &Path::new(address))?;
+            let ah = device.create_ah(self.mesh.pd, &Path::new(address))?;
             self.datagrams.push(Datagram { ah, dest_qp: qpn, qkey: QKEY });
         }
         Ok(())
@@ -167,40 +142,31 @@ impl Ends {
     /// # Errors
     /// When the device refuses.
     pub(super) fn post_receives<D: Device>(&self, device: &mut D) -> Result<(), Error> {
-        for (at, &qpn) in self.qps.iter().enumerate() {
-            let wrs: Vec<RecvWr> =
-                (0..self.test.slots()).map(|slot| self.receive(at, slot)).collect();
-            let posted = device.post_recv(clock::now(), qpn, &wrs);
-            posted.map_err(|error| Error::because("cannot post receives", &error))?;
+        for link in 0..self.mesh.links().len() {
+            let posted = self.mesh.post_receives(device, clock::now(), link);
+            let refused = |error| format!("cannot post receives: {}", in_words(&error));
+            posted.map_err(|error| Error::invalid(refused(error)))?;
         }
         Ok(())
-    }
-
-    /// The receive of a buffer. Its number tells queue pair and buffer.
-    pub(super) fn receive(&self, qp: usize, slot: u32) -> RecvWr {
-        let header = if self.test.service == Service::Ud { ROUTE_HEADER } else { 0 };
-        let addr = self.buffer(self.region.addr, qp, slot, true) - u64::from(header);
-        let sge = Sge { addr, len: self.test.bytes + header, lkey: self.region.lkey };
-        RecvWr { wr_id: (qp as u64) << 32 | u64::from(slot), sges: SgList::from_iter([sge]) }
     }
 
     /// First byte of a buffer in the memory at `base`, which is laid out alike on both sides. The
     /// bytes in front of it are the place of a route header.
     pub(super) fn buffer(&self, base: u64, qp: usize, slot: u32, is_in: bool) -> u64 {
-        let slots = u64::from(self.test.slots());
-        let index = (qp as u64 * 2 + u64::from(is_in)) * slots + u64::from(slot);
-        base.wrapping_add(index * self.test.stride() + u64::from(ROUTE_HEADER))
+        let wanted = &self.mesh.links()[qp].wanted;
+        let ring = if is_in { &wanted.inbox } else { &wanted.outbox };
+        ring.place(base, slot)
     }
 
     /// The buffer of message `number`.
     pub(super) fn slot(&self, number: u64) -> u32 {
-        (number % u64::from(self.test.slots())) as u32
+        self.mesh.links()[0].wanted.outbox.slot(number)
     }
 
     /// A buffer of this side.
     pub(super) fn sges(&self, qp: usize, slot: u32, is_in: bool) -> SgList {
-        let addr = self.buffer(self.region.addr, qp, slot, is_in);
-        SgList::from_iter([Sge { addr, len: self.test.bytes, lkey: self.region.lkey }])
+        let place = Place { link: qp, slot };
+        self.mesh.piece(self.mesh.buffer(place, is_in), self.test.bytes)
     }
 
     fn fill(&self, pool: &mut Pool) {
@@ -208,9 +174,10 @@ impl Ends {
             return;
         }
         let len = self.test.bytes as usize;
-        for qp in 0..self.qps.len() {
+        for qp in 0..self.mesh.links().len() {
             for slot in 0..self.test.slots() {
-                let bytes = pool.bytes_mut(self.buffer(self.region.addr, qp, slot, false), len);
+                let bytes =
+                    pool.bytes_mut(self.buffer(self.mesh.region.addr, qp, slot, false), len);
                 fill_pattern(bytes, qp, slot);
             }
         }
@@ -240,7 +207,7 @@ impl Ends {
     }
 
     fn stamp_place(&self, qp: usize, slot: u32, is_in: bool) -> u64 {
-        let end = self.buffer(self.region.addr, qp, slot, is_in) + u64::from(self.test.bytes);
+        let end = self.buffer(self.mesh.region.addr, qp, slot, is_in) + u64::from(self.test.bytes);
         end - self.stamp_width() as u64
     }
 
@@ -260,7 +227,7 @@ impl Ends {
             let (at, width) = (expected.len() - self.stamp_width(), self.stamp_width());
             expected[at..].copy_from_slice(&stamp(number)[..width]);
         }
-        let found = pool.bytes(self.buffer(self.region.addr, qp, slot, true), expected.len());
+        let found = pool.bytes(self.buffer(self.mesh.region.addr, qp, slot, true), expected.len());
         verdict.verified_bytes += expected.len() as u64;
         verdict.wrong_buffers += u64::from(found != expected);
     }
@@ -271,6 +238,41 @@ impl Ends {
         let last = sent.checked_sub(1)?;
         let back = (last % slots + slots - u64::from(slot)) % slots;
         last.checked_sub(back)
+    }
+}
+
+/// A queue pair of a test, and where its buffers are: both sides have the same layout, since each
+/// writes and reads in the other's. In front of a buffer is the place of a route header.
+fn wanted(test: &Test, qp: u32) -> Wanted {
+    let (slots, stride) = (test.slots(), test.stride());
+    let ring = |is_in: u32| Ring {
+        offset: u64::from(qp * 2 + is_in) * u64::from(slots) * stride + u64::from(ROUTE_HEADER),
+        stride,
+        slots,
+        bytes: test.bytes,
+    };
+    let work = slots.max(2);
+    Wanted {
+        peer: OTHER,
+        transport: test.service.transport(),
+        sends: work,
+        receives: work,
+        outbox: ring(0),
+        inbox: ring(1),
+    }
+}
+
+/// Why the connection of a test has failed.
+pub(super) fn in_words(error: &MeshError) -> String {
+    match error {
+        MeshError::Silent { .. } => {
+            "the other side does not acknowledge (retries exceeded); if small messages pass, the path drops large packets: --mtu 1024".into()
+        }
+        MeshError::Failed { status, .. } => format!("a work request ended with {status:?}"),
+        MeshError::NotPosted { source, .. } | MeshError::NoReceive { source, .. } => {
+            source.to_string()
+        }
+        MeshError::NoCompletions(_) | MeshError::Unasked => error.to_string(),
     }
 }
 
@@ -312,8 +314,9 @@ mod tests {
     fn deliver(ends: &Ends, pool: &mut Pool, qp: usize, number: u64) {
         ends.stamp(pool, qp, number);
         let (slot, len) = (ends.slot(number), ends.test.bytes as usize);
-        let from = pool.bytes(ends.buffer(ends.region.addr, qp, slot, false), len).to_vec();
-        pool.bytes_mut(ends.buffer(ends.region.addr, qp, slot, true), len).copy_from_slice(&from);
+        let from = pool.bytes(ends.buffer(ends.mesh.region.addr, qp, slot, false), len).to_vec();
+        pool.bytes_mut(ends.buffer(ends.mesh.region.addr, qp, slot, true), len)
+            .copy_from_slice(&from);
     }
 
     fn wrong_buffers(ends: &Ends, pool: &Pool, qp: usize, number: u64) -> u64 {
@@ -338,7 +341,7 @@ mod tests {
             let older = number - u64::from(test.slots());
             assert_eq!(wrong_buffers(&ends, pool, 1, older), 1, "{bytes}: the one before it");
             assert_eq!(wrong_buffers(&ends, pool, 0, number), 1, "{bytes}: nothing came there");
-            let first = ends.buffer(ends.region.addr, 1, ends.slot(number), true);
+            let first = ends.buffer(ends.mesh.region.addr, 1, ends.slot(number), true);
             pool.bytes_mut(first, 1)[0] ^= 1;
             assert_eq!(wrong_buffers(&ends, pool, 1, number), 1, "{bytes}: a flipped bit");
         }

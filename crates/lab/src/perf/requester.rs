@@ -1,36 +1,25 @@
 //! What the client does in a turn: posts, takes completions, measures.
 
-use arrayvec::ArrayVec;
+use comm::mesh::{BATCH, MeshError, Place};
 use nic::clock;
 use nic::pool::Pool;
 use roce::device::Device;
-use roce::verbs::{Completion, RecvWr, SendOp, SendWr, WcStatus};
+use roce::verbs::{Completion, SendOp, SendWr};
 use roce::world::Staging;
 use roce::{Duration, Time};
 
-use super::ends::Ends;
+use super::ends::{Ends, in_words};
 use super::histogram::Histogram;
 use super::messages::Verdict;
 use super::test::{Mode, Operation, Service};
 
-/// Completions taken at once, and work requests posted at once.
-const BATCH: usize = 16;
-
 /// A ping whose pong does not come is lost after this time, where messages can be lost.
 const PONG_LIMIT: Duration = Duration::from_millis(500);
-
-/// One queue pair.
-#[derive(Clone, Copy, Debug, Default)]
-struct Flow {
-    posted: u64,
-    completed: u64,
-}
 
 /// The client's side of a test.
 #[derive(Debug)]
 pub(super) struct Requester {
     pub(super) ends: Ends,
-    flows: Vec<Flow>,
     /// Messages completed; in latency tests round trips.
     pub(super) completed: u64,
     /// Messages without an answer.
@@ -50,7 +39,6 @@ pub(super) struct Requester {
 impl Requester {
     pub(super) fn new(ends: Ends) -> Requester {
         Requester {
-            flows: vec![Flow::default(); ends.qps.len()],
             ends,
             completed: 0,
             lost: 0,
@@ -66,12 +54,12 @@ impl Requester {
 
     /// Whether nothing is under way.
     pub(super) fn is_drained(&self) -> bool {
-        self.pinged.is_none() && self.flows.iter().all(|flow| flow.posted == flow.completed)
+        self.pinged.is_none() && self.ends.mesh.links().iter().all(|link| link.under_way() == 0)
     }
 
     /// Messages posted on each queue pair.
     pub(super) fn sent(&self) -> Vec<u64> {
-        self.flows.iter().map(|flow| flow.posted).collect()
+        self.ends.mesh.links().iter().map(|link| link.posted).collect()
     }
 
     /// One turn; whether there was anything to do.
@@ -80,8 +68,8 @@ impl Requester {
             Mode::Bandwidth => self.stream(now, device, pool),
             Mode::Latency => self.ping(now, device, pool),
         };
-        worked.unwrap_or_else(|why| {
-            self.failure = Some(why);
+        worked.unwrap_or_else(|error| {
+            self.failure = Some(in_words(&error));
             false
         })
     }
@@ -91,14 +79,14 @@ impl Requester {
         now: Time,
         device: &mut D,
         pool: &mut Pool,
-    ) -> Result<bool, String> {
+    ) -> Result<bool, MeshError> {
         let mut worked = self.take_sends(device, pool)?;
         if self.is_ending {
             return Ok(worked);
         }
-        for qp in 0..self.flows.len() {
-            let flow = self.flows[qp];
-            let room = u64::from(self.ends.test.slots()) - (flow.posted - flow.completed);
+        for qp in 0..self.ends.mesh.links().len() {
+            let link = &self.ends.mesh.links()[qp];
+            let room = u64::from(link.wanted.outbox.slots) - link.under_way();
             let count = room.min(BATCH as u64);
             if count > 0 {
                 self.post(now, device, pool, qp, count)?;
@@ -115,16 +103,14 @@ impl Requester {
         pool: &mut Pool,
         qp: usize,
         count: u64,
-    ) -> Result<(), String> {
-        let first = self.flows[qp].posted;
+    ) -> Result<(), MeshError> {
+        let first = self.ends.mesh.links()[qp].posted;
         self.batch.clear();
         for number in first..first + count {
             let wr = self.request(pool, qp, number);
             self.batch.push(wr);
         }
-        device.post_send(now, self.ends.qps[qp], &self.batch).map_err(|error| error.to_string())?;
-        self.flows[qp].posted += count;
-        Ok(())
+        self.ends.mesh.post(device, now, qp, &self.batch)
     }
 
     fn request(&self, pool: &mut Pool, qp: usize, number: u64) -> SendWr {
@@ -147,22 +133,18 @@ impl Requester {
             }
         };
         let is_fetched = matches!(operation, Operation::Read | Operation::Atomic);
+        let place = Place { link: qp, slot };
         SendWr {
-            wr_id: (qp as u64) << 32 | u64::from(slot),
-            op,
-            sges: ends.sges(qp, slot, is_fetched),
-            signaled: true,
             to: ends.datagrams.get(qp).copied(),
-            ..SendWr::default()
+            ..ends.mesh.request(place, op, ends.sges(qp, slot, is_fetched))
         }
     }
 
     /// Takes completions of what was posted.
-    fn take_sends<D: Device>(&mut self, device: &mut D, pool: &Pool) -> Result<bool, String> {
+    fn take_sends<D: Device>(&mut self, device: &mut D, pool: &Pool) -> Result<bool, MeshError> {
         let mut worked = false;
         loop {
-            let mut done = ArrayVec::<Completion, BATCH>::new();
-            device.poll_cq(self.ends.send_cq, &mut done).map_err(|error| error.to_string())?;
+            let done = self.ends.mesh.poll_sends(device)?;
             worked |= !done.is_empty();
             for completion in &done {
                 self.finish(completion, pool)?;
@@ -173,19 +155,16 @@ impl Requester {
         }
     }
 
-    fn finish(&mut self, done: &Completion, pool: &Pool) -> Result<(), String> {
-        check(done)?;
-        let (qp, slot) = ((done.wr_id >> 32) as usize, done.wr_id as u32);
+    fn finish(&mut self, done: &Completion, pool: &Pool) -> Result<(), MeshError> {
+        let Place { link: qp, slot } = self.ends.mesh.take_send(done)?;
         let ends = &self.ends;
-        let Some(flow) = self.flows.get_mut(qp) else { return Ok(()) };
         if ends.test.operation == Operation::Atomic {
             // The word counts the operations on its queue pair.
-            let value = pool.bytes(ends.buffer(ends.region.addr, qp, slot, true), 8);
-            let expected = flow.completed.to_ne_bytes();
+            let value = pool.bytes(ends.buffer(ends.mesh.region.addr, qp, slot, true), 8);
+            let expected = (ends.mesh.links()[qp].completed - 1).to_ne_bytes();
             self.verdict.verified_bytes += 8;
             self.verdict.out_of_order += u64::from(value != expected);
         }
-        flow.completed += 1;
         if ends.test.mode == Mode::Bandwidth {
             self.completed += 1;
         }
@@ -198,10 +177,10 @@ impl Requester {
         now: Time,
         device: &mut D,
         pool: &mut Pool,
-    ) -> Result<bool, String> {
+    ) -> Result<bool, MeshError> {
         let mut worked = self.take_sends(device, pool)?;
         let answered = match self.ends.test.operation {
-            Operation::Read | Operation::Atomic => self.flows[0].posted == self.flows[0].completed,
+            Operation::Read | Operation::Atomic => self.ends.mesh.links()[0].under_way() == 0,
             Operation::Send => self.take_pong(now, device, pool)?,
             Operation::Write => self.sees_pong(pool),
         };
@@ -221,7 +200,7 @@ impl Requester {
             }
         }
         // A buffer is used again when its message has completed.
-        let is_free = self.flows[0].posted == self.flows[0].completed;
+        let is_free = self.ends.mesh.links()[0].under_way() == 0;
         if self.pinged.is_none() && is_free && !self.is_ending {
             self.pinged = Some(clock::now());
             self.post(now, device, pool, 0, 1)?;
@@ -236,19 +215,17 @@ impl Requester {
         now: Time,
         device: &mut D,
         pool: &Pool,
-    ) -> Result<bool, String> {
-        let mut done = ArrayVec::<Completion, 1>::new();
-        device.poll_cq(self.ends.recv_cq, &mut done).map_err(|error| error.to_string())?;
-        let Some(completion) = done.pop() else { return Ok(false) };
-        check(&completion)?;
+    ) -> Result<bool, MeshError> {
+        let mesh = &mut self.ends.mesh;
+        let Some(completion) = mesh.poll_messages::<1, D>(device)?.pop() else { return Ok(false) };
+        let place = mesh.take_message(&completion)?;
         let is_latest = self.sees_pong(pool);
-        let wr: RecvWr = self.ends.receive(0, 0);
-        device.post_recv(now, self.ends.qps[0], &[wr]).map_err(|error| error.to_string())?;
+        self.ends.mesh.post_receive(device, now, place)?;
         Ok(is_latest)
     }
 
     fn sees_pong(&self, pool: &Pool) -> bool {
-        let latest = self.flows[0].posted.checked_sub(1);
+        let latest = self.ends.mesh.links()[0].posted.checked_sub(1);
         latest.is_some_and(|latest| self.ends.has_stamp(pool, 0, 0, latest))
     }
 
@@ -256,25 +233,14 @@ impl Requester {
     pub(super) fn verify(&self, pool: &Pool) -> Verdict {
         let mut verdict = self.verdict;
         if self.ends.test.operation == Operation::Read {
-            for (qp, flow) in self.flows.iter().enumerate() {
+            for (qp, link) in self.ends.mesh.links().iter().enumerate() {
                 for slot in 0..self.ends.test.slots() {
-                    if self.ends.last_in(flow.completed, slot).is_some() {
+                    if self.ends.last_in(link.completed, slot).is_some() {
                         self.ends.verify(pool, qp, slot, None, &mut verdict);
                     }
                 }
             }
         }
         verdict
-    }
-}
-
-/// The error of a completion, in words.
-pub(super) fn check(done: &Completion) -> Result<(), String> {
-    match done.status {
-        WcStatus::Success => Ok(()),
-        WcStatus::RetryExceeded => {
-            Err("the other side does not acknowledge (retries exceeded); if small messages pass, the path drops large packets: --mtu 1024".into())
-        }
-        status => Err(format!("a work request ended with {status:?}")),
     }
 }

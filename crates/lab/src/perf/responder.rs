@@ -1,27 +1,21 @@
 //! What the server does in a turn: takes messages, answers pings, counts.
 
-use arrayvec::ArrayVec;
+use comm::mesh::{BATCH, Completions, MeshError, Place};
 use nic::pool::Pool;
 use roce::Time;
 use roce::device::Device;
 use roce::verbs::{Completion, SendOp, SendWr};
 use roce::world::Staging;
 
-use super::ends::Ends;
+use super::ends::{Ends, in_words};
 use super::messages::Verdict;
-use super::requester::check;
 use super::test::{Mode, Operation, Service};
-
-/// Completions taken at once.
-const BATCH: usize = 16;
 
 /// One queue pair.
 #[derive(Clone, Debug, Default)]
 struct Flow {
     /// The number that the next message has if none was lost.
     next: u64,
-    /// Messages that arrived in receives, or pings that were seen.
-    arrived: u64,
     /// The latest message in each buffer.
     latest: Vec<Option<u64>>,
 }
@@ -36,8 +30,7 @@ pub(super) struct Responder {
     /// Why the test cannot go on.
     pub(super) failure: Option<String>,
     out_of_order: u64,
-    /// Answers that have not completed; their buffer is in use.
-    pongs_under_way: u32,
+    /// An answer is due.
     pong_waits: bool,
 }
 
@@ -45,21 +38,20 @@ impl Responder {
     pub(super) fn new(ends: Ends) -> Responder {
         let flow = Flow { latest: vec![None; ends.test.slots() as usize], ..Flow::default() };
         Responder {
-            flows: vec![flow; ends.qps.len()],
+            flows: vec![flow; ends.mesh.links().len()],
             ends,
             received: 0,
             lost: 0,
             failure: None,
             out_of_order: 0,
-            pongs_under_way: 0,
             pong_waits: false,
         }
     }
 
     /// One turn; whether there was anything to do.
     pub(super) fn step<D: Device>(&mut self, now: Time, device: &mut D, pool: &mut Pool) -> bool {
-        self.act(now, device, pool).unwrap_or_else(|why| {
-            self.failure = Some(why);
+        self.act(now, device, pool).unwrap_or_else(|error| {
+            self.failure = Some(in_words(&error));
             false
         })
     }
@@ -69,7 +61,7 @@ impl Responder {
         now: Time,
         device: &mut D,
         pool: &mut Pool,
-    ) -> Result<bool, String> {
+    ) -> Result<bool, MeshError> {
         let test = self.ends.test;
         let mut worked = false;
         if test.has_receives() {
@@ -80,13 +72,13 @@ impl Responder {
         }
         if test.operation == Operation::Write && self.sees_ping(pool) {
             self.flows[0].next += 1;
-            self.flows[0].arrived += 1;
             self.flows[0].latest[0] = Some(self.flows[0].next - 1);
             self.received += 1;
             self.pong_waits = true;
         }
         worked |= self.take_sends(device)?;
-        if self.pong_waits && self.pongs_under_way == 0 {
+        // The buffer of an answer is in use until it has completed.
+        if self.pong_waits && self.ends.mesh.links()[0].under_way() == 0 {
             self.pong(now, device, pool)?;
             worked = true;
         }
@@ -112,19 +104,14 @@ impl Responder {
         now: Time,
         device: &mut D,
         pool: &Pool,
-    ) -> Result<bool, String> {
+    ) -> Result<bool, MeshError> {
         let mut worked = false;
         loop {
-            let mut done = ArrayVec::<Completion, BATCH>::new();
-            device.poll_cq(self.ends.recv_cq, &mut done).map_err(|error| error.to_string())?;
+            let done: Completions = self.ends.mesh.poll_messages(device)?;
             worked |= !done.is_empty();
             for completion in &done {
-                self.take_message(completion, pool)?;
-                let (qp, slot) = place(completion);
-                if let Some(&qpn) = self.ends.qps.get(qp) {
-                    let wr = self.ends.receive(qp, slot);
-                    device.post_recv(now, qpn, &[wr]).map_err(|error| error.to_string())?;
-                }
+                let place = self.take_message(completion, pool)?;
+                self.ends.mesh.post_receive(device, now, place)?;
             }
             if done.len() < BATCH {
                 return Ok(worked);
@@ -132,10 +119,10 @@ impl Responder {
         }
     }
 
-    fn take_message(&mut self, done: &Completion, pool: &Pool) -> Result<(), String> {
-        check(done)?;
-        let (qp, slot) = place(done);
-        let Some(flow) = self.flows.get_mut(qp) else { return Ok(()) };
+    fn take_message(&mut self, done: &Completion, pool: &Pool) -> Result<Place, MeshError> {
+        let place = self.ends.mesh.take_message(done)?;
+        let Place { link: qp, slot } = place;
+        let flow = &mut self.flows[qp];
         let stamped = match self.ends.test.has_immediate() {
             true => done.imm.map(|imm| widened(imm, flow.next)),
             false => self.ends.stamped(pool, qp, slot),
@@ -148,22 +135,19 @@ impl Responder {
             self.lost += number - flow.next;
             flow.next = number + 1;
         }
-        flow.arrived += 1;
         self.received += 1;
         let slot = if self.ends.test.has_immediate() { self.ends.slot(number) } else { slot };
         if let Some(latest) = flow.latest.get_mut(slot as usize) {
             *latest = Some(number);
         }
         self.pong_waits = self.ends.test.mode == Mode::Latency;
-        Ok(())
+        Ok(place)
     }
 
-    fn take_sends<D: Device>(&mut self, device: &mut D) -> Result<bool, String> {
-        let mut done = ArrayVec::<Completion, BATCH>::new();
-        device.poll_cq(self.ends.send_cq, &mut done).map_err(|error| error.to_string())?;
+    fn take_sends<D: Device>(&mut self, device: &mut D) -> Result<bool, MeshError> {
+        let done = self.ends.mesh.poll_sends(device)?;
         for completion in &done {
-            check(completion)?;
-            self.pongs_under_way -= self.pongs_under_way.min(1);
+            self.ends.mesh.take_send(completion)?;
         }
         Ok(!done.is_empty())
     }
@@ -174,7 +158,7 @@ impl Responder {
         now: Time,
         device: &mut D,
         pool: &mut Pool,
-    ) -> Result<(), String> {
+    ) -> Result<(), MeshError> {
         let (ends, latest) = (&self.ends, self.flows[0].next.saturating_sub(1));
         ends.stamp(pool, 0, latest);
         let (base, rkey) = ends.remote;
@@ -182,16 +166,11 @@ impl Responder {
             Operation::Write => SendOp::Write { remote_addr: ends.buffer(base, 0, 0, true), rkey },
             _ => SendOp::Send,
         };
-        let wr = SendWr {
-            op,
-            sges: ends.sges(0, 0, false),
-            signaled: true,
-            to: ends.datagrams.first().copied(),
-            ..SendWr::default()
-        };
-        device.post_send(now, ends.qps[0], &[wr]).map_err(|error| error.to_string())?;
-        (self.pong_waits, self.pongs_under_way) = (false, self.pongs_under_way + 1);
-        Ok(())
+        let place = Place { link: 0, slot: 0 };
+        let request = ends.mesh.request(place, op, ends.sges(0, 0, false));
+        let wr = SendWr { to: ends.datagrams.first().copied(), ..request };
+        self.pong_waits = false;
+        self.ends.mesh.post(device, now, 0, &[wr])
     }
 
     /// Compares everything that this side has received. `sent` is what the client says it sent on
@@ -202,7 +181,7 @@ impl Responder {
         for (qp, flow) in self.flows.iter().enumerate() {
             let sent = sent.get(qp).copied().unwrap_or(0);
             if test.operation == Operation::Atomic {
-                let word = pool.bytes(ends.buffer(ends.region.addr, qp, 0, true), 8);
+                let word = pool.bytes(ends.buffer(ends.mesh.region.addr, qp, 0, true), 8);
                 verdict.verified_bytes += 8;
                 verdict.wrong_buffers += u64::from(word != sent.to_ne_bytes());
                 continue;
@@ -227,11 +206,6 @@ impl Responder {
         }
         verdict
     }
-}
-
-/// Queue pair and buffer of a receive.
-fn place(done: &Completion) -> (usize, u32) {
-    ((done.wr_id >> 32) as usize, done.wr_id as u32)
 }
 
 /// The number near `next` whose last 32 bits these are.

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use comm::mesh::ROUTE_HEADER;
 use roce::Duration;
 use roce::verbs::Transport;
 use serde::{Deserialize, Serialize};
@@ -168,9 +169,6 @@ const DEPTH_MEMORY: u64 = 256 << 20;
 
 /// Most registered memory of one side.
 pub const MAX_MEMORY: u64 = 1 << 30;
-
-/// Bytes in front of a received datagram.
-pub const ROUTE_HEADER: u32 = 40;
 
 /// How often a side that sleeps looks at memory which no event announces.
 pub(super) const LOOK_AT_MEMORY: Duration = Duration::from_micros(50);
