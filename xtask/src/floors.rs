@@ -224,6 +224,7 @@ const FLOORS: &[(&str, &str)] = &[
          documents
          kernel: dataset
          disk
+         opener: disk
          capsule: dataset disk kernel
          sums: disk kernel
          order: dataset documents
@@ -360,11 +361,12 @@ const FLOORS: &[(&str, &str)] = &[
          kind
          value
          digest: value
-         documents: error
+         read_at
+         documents: error read_at
          whole: error
-         dochash: cores error value whole
-         manifest: cores error whole
-         settle: dochash kind manifest
+         dochash: cores error read_at value whole
+         manifest: cores error read_at whole
+         settle: dochash kind manifest read_at
          source: error kind manifest settle value
          reading: error source value
          writer: error kind source

@@ -22,7 +22,6 @@ use std::fs::File;
 use std::hash::Hasher;
 use std::io::{self, BufRead, BufReader, Read};
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -33,6 +32,7 @@ use xio::documents::{Documents, MAX_LIST};
 
 use crate::cores;
 use crate::error::Error;
+use crate::read_at::{ReadAt, Sequential};
 use crate::value;
 
 /// What is appended to the name of a file.
@@ -173,7 +173,7 @@ pub fn store(path: &Path, of: Subject, hashes: &[u64]) -> Result<PathBuf, Error>
 #[derive(Debug)]
 pub struct Words {
     path: PathBuf,
-    file: File,
+    file: Box<dyn ReadAt>,
     at: u64,
     left: u64,
 }
@@ -183,14 +183,14 @@ impl Words {
     ///
     /// # Errors
     /// When it cannot be read, or its header is invalid.
-    pub fn of_sidecar(path: &Path, file: File) -> Result<(Header, Words), Error> {
+    pub fn of_sidecar(path: &Path, file: impl ReadAt + 'static) -> Result<(Header, Words), Error> {
         let read = Error::read(path);
-        let len = file.metadata().map_err(read)?.len();
-        let mut head = vec![0; len.min(HEADER_BYTES as u64) as usize];
-        file.read_exact_at(&mut head, 0).map_err(read)?;
+        let len = file.total_bytes().map_err(read)?;
+        let head = file.head(HEADER_BYTES as u64).map_err(read)?;
         let header =
             Header::parse(&head, len).map_err(|why| Error::refused(path, why, WRITE_HINT))?;
         let (path, at) = (path.to_owned(), HEADER_BYTES as u64);
+        let file = Box::new(file);
         Ok((header, Words { path, file, at, left: header.of.documents }))
     }
 
@@ -218,7 +218,7 @@ pub struct ListReader {
 #[derive(Debug)]
 enum Body {
     Words(Words),
-    Text { file: BufReader<File>, line: u64 },
+    Text { file: BufReader<Sequential>, line: u64 },
 }
 
 impl ListReader {
@@ -226,12 +226,12 @@ impl ListReader {
     ///
     /// # Errors
     /// When it cannot be read, or is a `.npy` of something else.
-    pub fn new(path: &Path, file: File) -> Result<ListReader, Error> {
+    pub fn new(path: &Path, file: impl ReadAt + 'static) -> Result<ListReader, Error> {
         const HEAD_BYTES: u64 = 64 << 10;
         let read = Error::read(path);
-        let len = file.metadata().map_err(read)?.len();
-        let mut head = vec![0; len.min(HEAD_BYTES) as usize];
-        file.read_exact_at(&mut head, 0).map_err(read)?;
+        let len = file.total_bytes().map_err(read)?;
+        let head = file.head(HEAD_BYTES).map_err(read)?;
+        let file = Box::new(file);
         let body = if head.starts_with(npy::MAGIC) {
             let found = npy::parse(&head, len).map_err(Error::dataset(path))?;
             if found.dtype != Dtype::U64 {
@@ -241,7 +241,10 @@ impl ListReader {
             let path = path.to_owned();
             Body::Words(Words { path, file, at: found.data_offset, left: found.tokens })
         } else {
-            Body::Text { file: BufReader::with_capacity(1 << 18, file), line: 0 }
+            Body::Text {
+                file: BufReader::with_capacity(1 << 18, Sequential { file, at: 0 }),
+                line: 0,
+            }
         };
         Ok(ListReader { path: path.to_owned(), body, count: 0 })
     }
@@ -317,7 +320,7 @@ fn hash_of(line: &[u8]) -> Result<Option<u64>, ()> {
 /// # Errors
 /// When the file cannot be read.
 pub fn compute(
-    (path, file): (&Path, &File),
+    (path, file): (&Path, &dyn ReadAt),
     of: &TokenFile,
     documents: &Documents,
     watch: &(dyn Fn(u64) + Sync),
@@ -399,7 +402,7 @@ struct Buffers {
 
 impl Buffers {
     /// The hash of these tokens.
-    fn hash(&mut self, file: &File, of: &TokenFile, tokens: Range<u64>) -> io::Result<u64> {
+    fn hash(&mut self, file: &dyn ReadAt, of: &TokenFile, tokens: Range<u64>) -> io::Result<u64> {
         let width = u64::from(of.dtype.bytes());
         let (mut at, end) =
             (of.data_offset + tokens.start * width, of.data_offset + tokens.end * width);

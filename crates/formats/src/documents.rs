@@ -5,9 +5,7 @@
 //! document after the other. The whole index is checked on the way, and it has been found to
 //! describe its file only when [`IndexReader::finish`] says so.
 
-use std::fs::File;
 use std::hash::Hasher;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use twox_hash::XxHash3_64;
@@ -16,6 +14,7 @@ use xio::dataset::{DatasetError, Dtype, TokenFile};
 use xio::documents::MAX_DOCUMENTS;
 
 use crate::error::Error;
+use crate::read_at::ReadAt;
 
 /// Entries of an array that are read at once.
 const BLOCK: u64 = 1 << 14;
@@ -154,7 +153,7 @@ impl Column {
     }
 
     /// Reads the next block of entries of `N` bytes; whether there is one.
-    fn load<const N: u64>(&mut self, file: &File) -> std::io::Result<bool> {
+    fn load<const N: u64>(&mut self, file: &dyn ReadAt) -> std::io::Result<bool> {
         let count = self.left.min(BLOCK);
         self.block.resize((count * N) as usize, 0);
         file.read_exact_at(&mut self.block, self.at)?;
@@ -175,7 +174,7 @@ impl Column {
 #[derive(Debug)]
 pub struct IndexReader {
     path: PathBuf,
-    file: File,
+    file: Box<dyn ReadAt>,
     header: Header,
     walk: Walk,
     ends: Column,
@@ -191,11 +190,14 @@ impl IndexReader {
     /// # Errors
     /// When it cannot be read, is no index, or has other tokens or more documents than are
     /// supported.
-    pub fn new(path: &Path, file: File, of: Described) -> Result<IndexReader, Error> {
+    pub fn new(
+        path: &Path,
+        file: impl ReadAt + 'static,
+        of: Described,
+    ) -> Result<IndexReader, Error> {
         let read = Error::read(path);
-        let len = file.metadata().map_err(read)?.len();
-        let mut head = vec![0; len.min(HEADER_BYTES as u64) as usize];
-        file.read_exact_at(&mut head, 0).map_err(read)?;
+        let len = file.total_bytes().map_err(read)?;
+        let head = file.head(HEADER_BYTES as u64).map_err(read)?;
         let header = Header::parse(&head, len).map_err(Error::dataset(path))?;
         if let Some(dtype) = of.dtype.filter(|dtype| dtype.bytes() != header.dtype.bytes()) {
             let why = format!("the index is of {} tokens, the file holds {dtype}", header.dtype);
@@ -208,7 +210,7 @@ impl IndexReader {
         }
         let mut reader = IndexReader {
             path: path.to_owned(),
-            file,
+            file: Box::new(file),
             walk: Walk::new(header, of.bytes),
             ends: Column::new(header.documents_at(), header.document_indices),
             lengths: Column::new(header.lengths_at(), header.sequences),
@@ -261,7 +263,7 @@ impl IndexReader {
                 // The walk has checked that it is neither negative nor beyond the last sequence.
                 return Ok(Some(u64::from_le_bytes(entry)));
             }
-            if !self.ends.load::<8>(&self.file).map_err(Error::read(&self.path))? {
+            if !self.ends.load::<8>(&*self.file).map_err(Error::read(&self.path))? {
                 return Ok(None);
             }
             self.walk.documents(&self.ends.block).map_err(Error::dataset(&self.path))?;
@@ -276,8 +278,8 @@ impl IndexReader {
                 return Ok(u64::from(u32::from_le_bytes(entry)));
             }
             let read = Error::read(&self.path);
-            let more = self.lengths.load::<4>(&self.file).map_err(read)?
-                && self.pointers.load::<8>(&self.file).map_err(read)?;
+            let more = self.lengths.load::<4>(&*self.file).map_err(read)?
+                && self.pointers.load::<8>(&*self.file).map_err(read)?;
             let checked = self.walk.sequences(&self.lengths.block, &self.pointers.block);
             checked.map_err(Error::dataset(&self.path))?;
             if !more {
@@ -309,7 +311,7 @@ impl IndexReader {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use std::fs;
+    use std::fs::{self, File};
     use std::io::Write;
     use xio::dataset::megatron;
 

@@ -9,6 +9,7 @@
 //! | [`convert`] | from one format into another, verified, and resumed after a crash |
 //! | [`manifest`] | the sidecar file with type, counts and checksums |
 //! | [`dochash`] | hashes of documents in a sidecar, and lists of them |
+//! | [`ReadAt`] | reads by position, of files of this machine and of other places |
 //! | [`documents`] | the lengths of documents, from the index beside a file |
 //! | [`settle`] | which type the tokens of a flat file have, and who says so |
 //!
@@ -25,6 +26,7 @@ pub mod documents;
 mod error;
 mod kind;
 pub mod manifest;
+mod read_at;
 pub mod reading;
 pub mod settle;
 pub mod source;
@@ -35,6 +37,7 @@ mod writer;
 pub use error::{BELOW_ZERO_HINT, DOCUMENTLESS_HINT, Error, VOCABULARY_HINT};
 pub use kind::Kind;
 pub use manifest::Manifest;
+pub use read_at::ReadAt;
 pub use source::weights::Weights;
 pub use source::{Layout, ReadOptions, Source, open};
 pub use writer::WriteOptions;

@@ -7,7 +7,6 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::PoisonError;
@@ -18,6 +17,7 @@ use xio::dataset::Dtype;
 
 use crate::cores;
 use crate::error::Error;
+use crate::read_at::ReadAt;
 
 /// Bytes per checksum.
 pub const BLOCK_BYTES: u64 = 1 << 20;
@@ -362,11 +362,11 @@ impl Manifest {
     ///
     /// # Errors
     /// Says how it differs, or why it cannot be read.
-    pub fn check_file(&self, name: &str, file: &File) -> Result<(), String> {
+    pub fn check_file(&self, name: &str, file: &dyn ReadAt) -> Result<(), String> {
         let Some(expected) = self.files.iter().find(|one| one.name == name) else {
             return Ok(());
         };
-        let bytes = file.metadata().map_err(|error| error.to_string())?.len();
+        let bytes = file.total_bytes().map_err(|error| error.to_string())?;
         if bytes != expected.bytes {
             return Err(format!("has {bytes} bytes, the manifest describes {}", expected.bytes));
         }
@@ -457,7 +457,11 @@ fn checksums(
     Ok(sums)
 }
 
-fn file_checksums(file: &File, len: u64, watch: &(dyn Fn(u64) + Sync)) -> io::Result<Vec<u32>> {
+fn file_checksums(
+    file: &dyn ReadAt,
+    len: u64,
+    watch: &(dyn Fn(u64) + Sync),
+) -> io::Result<Vec<u32>> {
     let blocks = usize::try_from(len.div_ceil(BLOCK_BYTES)).map_err(io::Error::other)?;
     let next = AtomicUsize::new(0);
     let sums = Mutex::new(vec![0; blocks]);

@@ -9,10 +9,8 @@
 //! header that nobody knows, is refused by name: its ids would be shifted.
 
 use std::fmt;
-use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use xio::dataset::guess::{Evidence, SAMPLE_BYTES, sample_offsets};
@@ -24,6 +22,7 @@ use xio::dataset::{
 use crate::dochash;
 use crate::kind::Kind;
 use crate::manifest::{self, Manifest, REWRITE_HINT};
+use crate::read_at::ReadAt;
 
 /// Who says which type the tokens have.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -87,7 +86,11 @@ const FLAT_HINT: &str = "name the type with --dtype, for example --dtype u32, or
 ///
 /// # Errors
 /// When the file cannot be read.
-pub fn sample(file: &File, range: Range<u64>, vocabulary: Option<u64>) -> io::Result<Evidence> {
+pub fn sample(
+    file: &dyn ReadAt,
+    range: Range<u64>,
+    vocabulary: Option<u64>,
+) -> io::Result<Evidence> {
     let len = range.end.saturating_sub(range.start);
     let mut evidence = Evidence::new(len, vocabulary);
     let mut buffer = [0; SAMPLE_BYTES as usize];
@@ -282,7 +285,7 @@ pub const PLAIN_BYTES: usize = 64 << 10;
 ///
 /// # Errors
 /// When the file cannot be read, or has a header of tokens that does not describe it.
-pub fn sniff(file: &File, len: u64) -> Result<Sniff, NoTokens> {
+pub fn sniff(file: &dyn ReadAt, len: u64) -> Result<Sniff, NoTokens> {
     Ok(sniff_head(&head(file, len, SNIFF_BYTES as u64)?, len)?)
 }
 
@@ -292,7 +295,7 @@ pub fn sniff(file: &File, len: u64) -> Result<Sniff, NoTokens> {
 /// # Errors
 /// When it cannot be read, holds no tokens, or nothing tells their type.
 pub fn describe(
-    file: &File,
+    file: &dyn ReadAt,
     len: u64,
     asked: Asked,
     manifest: Option<&Manifest>,
@@ -336,7 +339,7 @@ pub fn describe(
 }
 
 fn flat(
-    file: &File,
+    file: &dyn ReadAt,
     len: u64,
     asked: Asked,
     manifest: Option<&Manifest>,
@@ -369,7 +372,7 @@ fn flat(
 
 /// Why nothing tells the type of a flat file: a vocabulary that is smaller than its ids leaves no
 /// type.
-fn by_vocabulary(file: &File, len: u64, asked: Asked, refusal: Refusal) -> Refusal {
+fn by_vocabulary(file: &dyn ReadAt, len: u64, asked: Asked, refusal: Refusal) -> Refusal {
     let Some(vocabulary) = asked.vocabulary.filter(|_| asked.dtype.is_none()) else {
         return refusal;
     };
@@ -383,7 +386,7 @@ fn by_vocabulary(file: &File, len: u64, asked: Asked, refusal: Refusal) -> Refus
 }
 
 /// The first `bytes` of a file of `len` bytes, or all of it.
-fn head(file: &File, len: u64, bytes: u64) -> io::Result<Vec<u8>> {
+fn head(file: &dyn ReadAt, len: u64, bytes: u64) -> io::Result<Vec<u8>> {
     // Callers pass lengths that are bounded by their format.
     let mut head = vec![0; bytes.min(len) as usize];
     file.read_exact_at(&mut head, 0)?;

@@ -13,6 +13,7 @@
 //! | [`stage`] | a plan compiled to stages: types, where each runs, the loop that runs them over a block |
 //! | [`order`] | blend and shuffle as arithmetic over the global sample index |
 //! | [`target`], [`reader`] | the storage target and the DPU as state machines, over `Device` and [`disk`] |
+//! | [`opener`] | what holds datasets: from names to the files that a disk reads |
 //! | [`capsule`] | the messages between the two |
 //! | [`sums`] | what is read from a file against the checksums of its manifest |
 //! | [`kernel`] | the per-byte work: narrowing with a range check, range scan, CRC32C |
@@ -29,6 +30,7 @@ pub mod dataset;
 pub mod disk;
 pub mod documents;
 pub mod kernel;
+pub mod opener;
 pub mod order;
 pub mod plan;
 pub mod reader;
