@@ -287,7 +287,9 @@ const FLOORS: &[(&str, &str)] = &[
          process
          ring: attach process
          root: scratch
-         disk: root scratch",
+         stored: root scratch
+         disk: root scratch
+         memory: disk",
     ),
     (
         "crates/comm/src",

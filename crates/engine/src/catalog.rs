@@ -1,34 +1,34 @@
-//! The catalogue of a storage target: names to files below the roots, and what is in them.
+//! The catalogue of a storage target: names to files of the places that it exports, and what is in
+//! them.
 //!
-//! A name is a path below a root, with or without its ending. What a file holds is decided by
+//! A name is that of a file of a place, with or without its ending. What a file holds is decided by
 //! [`formats::settle`], as for the local commands: by its header, by a `name.idx` beside it
 //! (Megatron), or a flat one by its manifest or the request, against which its bytes are checked.
-//! Nothing outside the roots is opened, whatever the name contains.
+//! What may be opened at all, whatever a name contains, is decided by the places ([`Opener`]):
+//! folders of this machine, or what else holds datasets.
 
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::io::Read;
-use std::os::fd::OwnedFd;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use formats::dochash::{self, ListReader, Subject, WRITE_HINT, Words};
 use formats::documents::{Described, Entry, Fingerprint, IndexReader, NO_INDEX_HINT, Sequences};
 use formats::manifest::{ENDING, MAX_BYTES, MAX_TURNS, REWRITE_HINT};
-use formats::settle::{self, Asked, Identified, NoTokens, Origin, Refusal};
-use formats::{DOCUMENTLESS_HINT, Manifest};
-use host::root::{IoChoice, IoMode, OpenError, OpenFile, Root, Stamp};
+use formats::settle::{self, Asked, Cause, Identified, NoTokens, Origin, Refusal};
+use formats::{DOCUMENTLESS_HINT, Manifest, ReadAt};
+use host::root::Root;
 use service::descriptors::make_room;
 use service::error::{Error, with_limit_hint};
 use tonic::Status;
 use xio::dataset::guess::Evidence;
 use xio::dataset::{self, BYTES, DatasetError, Dtype, Format, Sniff, TokenFile, npy};
 use xio::documents::{Documents, DocumentsError, TargetsBuilder};
+use xio::opener::{IoChoice, OpenError, Opener, Reason, Stored};
 use xio::sums::FileSums;
 
 use crate::action;
-use crate::proto::{DatasetInfo, DatasetRef, ListReply, ListedDataset};
+use crate::proto::{DatasetInfo, DatasetRef, DatasetRefusal, ListReply, ListedDataset};
 
 /// Datasets one request may name: those of a blend, and a table.
 const MAX_DATASETS: usize = xio::order::MAX_DATASETS + 1;
@@ -68,10 +68,10 @@ const NO_INDEX: &str = "has no index beside it that says where its documents are
 
 const DENIED_HINT: &str = "the user that runs `dquant serve` needs read permission";
 
-/// The roots a target exports.
+/// What a target exports.
 #[derive(Debug)]
 pub struct Catalog {
-    roots: Vec<Root>,
+    roots: Vec<Box<dyn Opener>>,
     io: IoChoice,
 }
 
@@ -81,7 +81,7 @@ pub struct Found {
     /// For the peer.
     pub info: DatasetInfo,
     /// The open file with the tokens.
-    pub file: OpenFile,
+    pub file: Box<dyn Stored>,
     /// Where they are in it.
     pub layout: TokenFile,
     /// What its manifest says of its bytes, if it has one.
@@ -97,6 +97,31 @@ pub struct Found {
 
 fn refuse(name: &str, why: impl std::fmt::Display, hint: &str) -> Status {
     Status::invalid_argument(format!("{name}: {why}\n{hint}"))
+}
+
+/// A file that is no dataset, with the kind of reason for programs.
+struct Refused {
+    reason: DatasetRefusal,
+    status: Status,
+}
+
+impl From<Status> for Refused {
+    fn from(status: Status) -> Refused {
+        Refused { reason: DatasetRefusal::Unspecified, status }
+    }
+}
+
+impl From<Refused> for Status {
+    fn from(refused: Refused) -> Status {
+        refused.status
+    }
+}
+
+impl DatasetRefusal {
+    /// A refusal for this kind of reason.
+    fn with(self, status: Status) -> Refused {
+        Refused { reason: self, status }
+    }
 }
 
 /// Does the same with all items, on all cores if there are many; each thread has a function of its
@@ -124,21 +149,21 @@ fn each<T: Sync, R: Send, E: Send, F: FnMut(&T) -> Result<R, E>>(
 }
 
 impl Catalog {
-    /// A catalogue of what lies below `roots`.
-    pub fn new(roots: Vec<Root>, io: IoChoice) -> Catalog {
+    /// A catalogue of what `roots` hold: where several hold a name, the first counts.
+    pub fn new(roots: Vec<Box<dyn Opener>>, io: IoChoice) -> Catalog {
         Catalog { roots, io }
     }
 
     /// Finds and opens every dataset, or returns which one cannot be opened.
     pub fn find_all(&self, refs: &[DatasetRef]) -> Result<Vec<Found>, Status> {
         Catalog::check_count(refs)?;
-        each(refs, || |dataset| self.find(dataset, self.io))
+        each(refs, || |dataset| Ok(self.find(dataset, self.io)?))
     }
 
     /// As [`find_all`](Catalog::find_all), for a session.
     pub(crate) fn find_served(&self, refs: &[DatasetRef]) -> Result<Vec<Found>, Status> {
         check_count(refs, MAX_SERVED)?;
-        each(refs, || |dataset| self.find(dataset, self.io))
+        each(refs, || |dataset| Ok(self.find(dataset, self.io)?))
     }
 
     /// Describes what lies below the roots under names that begin with `prefix`, as far as one
@@ -162,10 +187,13 @@ impl Catalog {
             |dataset: &DatasetRef| -> Result<ListedDataset, Status> {
                 let name = dataset.name.clone();
                 Ok(match self.find(dataset, IoChoice::Buffered) {
-                    Ok(found) => ListedDataset { info: Some(found.info), refused: String::new() },
-                    Err(status) => ListedDataset {
+                    Ok(found) => {
+                        ListedDataset { info: Some(found.info), ..ListedDataset::default() }
+                    }
+                    Err(Refused { reason, status }) => ListedDataset {
                         info: Some(DatasetInfo { name, ..DatasetInfo::default() }),
                         refused: status.message().lines().next().unwrap_or_default().to_owned(),
+                        reason: reason.into(),
                     },
                 })
             }
@@ -190,11 +218,11 @@ impl Catalog {
                 let full = format!("{name}{ending}");
                 match root.open(&full, IoChoice::Buffered) {
                     Ok(file) => {
-                        let bytes = read(&full, file.fd, action::READ_BYTES)?;
+                        let bytes = read(&full, &file, action::READ_BYTES)?;
                         return Ok((full, bytes));
                     }
-                    Err(OpenError::NotFound { .. }) => {}
-                    Err(error) => return Err(refused_open(&error)),
+                    Err(error) if error.reason == Reason::NotFound => {}
+                    Err(error) => return Err(refused_open(&error).into()),
                 }
             }
         }
@@ -211,40 +239,43 @@ impl Catalog {
 
     /// Opens the index of a dataset of this name, to be read once.
     pub(crate) fn index(&self, name: &str) -> Result<IndexReader, Status> {
-        self.locate(name, IoChoice::Buffered, |root, name, file| {
+        let index = self.locate(name, IoChoice::Buffered, |root, name, file| {
             let file_of = |layout: TokenFile| Described {
                 bytes: layout.data_bytes(),
                 dtype: Some(layout.dtype),
             };
-            let (size, opened) = (file.size, File::from(file.fd));
-            let sniffed = settle::sniff(&opened, size);
+            let size = file.bytes();
+            let sniffed = settle::sniff(&file, size);
             let described = match sniffed.map_err(|error| refused_file(&name, error))? {
                 Sniff::Npy => {
-                    let layout = npy::parse(&read(&name, opened.into(), HEAD_BYTES)?, size);
+                    let layout = npy::parse(&read(&name, &file, HEAD_BYTES)?, size);
                     file_of(layout.map_err(|error| refuse(&name, error, INSPECT_HINT))?)
                 }
                 Sniff::Headed(layout) => file_of(layout),
                 _ => Described { bytes: size, dtype: None },
             };
-            open_index(root, &name, described)?
-                .ok_or_else(|| refuse(&name, NO_INDEX, NO_INDEX_HINT))
-        })
+            let index = open_index(root, &name, described)?;
+            Ok(index.ok_or_else(|| refuse(&name, NO_INDEX, NO_INDEX_HINT))?)
+        });
+        Ok(index?)
     }
 
     /// Opens the hashes of a dataset of this name, to be read once.
     pub(crate) fn hashes(&self, name: &str) -> Result<Words, Status> {
-        self.locate(name, IoChoice::Buffered, |root, name, _| Ok(open_hashes(root, &name)?.1))
+        let found = |root: &dyn Opener, name: String, _| Ok(open_hashes(root, &name)?.1);
+        Ok(self.locate(name, IoChoice::Buffered, found)?)
     }
 
     /// Opens the list of hashes of this name, to be read once.
     pub(crate) fn list(&self, name: &str) -> Result<ListReader, Status> {
-        self.locate(name, IoChoice::Buffered, |_, name, file| {
-            ListReader::new(Path::new(&name), file.fd.into())
-                .map_err(|error| refused_hashes(&error))
-        })
+        let found = |_: &dyn Opener, name: String, file| {
+            let list = ListReader::new(Path::new(&name), file);
+            Ok(list.map_err(|error| refused_hashes(&error))?)
+        };
+        Ok(self.locate(name, IoChoice::Buffered, found)?)
     }
 
-    fn find(&self, dataset: &DatasetRef, io: IoChoice) -> Result<Found, Status> {
+    fn find(&self, dataset: &DatasetRef, io: IoChoice) -> Result<Found, Refused> {
         self.locate(&dataset.name, io, |root, name, file| {
             describe_with_weights(root, name, file, dataset, &mut |_| ())
         })
@@ -256,17 +287,17 @@ impl Catalog {
         &self,
         name: &str,
         io: IoChoice,
-        found: impl FnOnce(&Root, String, OpenFile) -> Result<R, Status>,
-    ) -> Result<R, Status> {
+        found: impl FnOnce(&dyn Opener, String, Box<dyn Stored>) -> Result<R, Refused>,
+    ) -> Result<R, Refused> {
         // A folder `web` does not hide `web.bin`, but is reported if there is nothing else.
         let mut irregular = None;
         for root in &self.roots {
             for ending in ["", ".bin", ".npy"] {
                 let full = format!("{name}{ending}");
                 match root.open(&full, io) {
-                    Ok(file) => return found(root, full, file),
-                    Err(OpenError::NotFound { .. }) => {}
-                    Err(error @ OpenError::NotRegular { .. }) => {
+                    Ok(file) => return found(&**root, full, file),
+                    Err(error) if error.reason == Reason::NotFound => {}
+                    Err(error) if error.reason == Reason::NotFile => {
                         irregular.get_or_insert(error);
                     }
                     Err(error) => return Err(refused_open(&error)),
@@ -277,7 +308,8 @@ impl Catalog {
             Some(error) => Err(refused_open(&error)),
             None => Err(Status::not_found(format!(
                 "{name}: no such dataset below the exported roots\n{NAMES_HINT}"
-            ))),
+            ))
+            .into()),
         }
     }
 }
@@ -340,12 +372,10 @@ impl Table {
         // Whole, header and all, as the manifest has it.
         let data_offset = layout.data_offset as usize;
         let mut bytes = vec![0; data_offset + layout.data_bytes() as usize];
-        let (stamp, opened) = (file.stamp, File::from(file.fd));
-        let read = opened.read_exact_at(&mut bytes, 0);
+        let read = file.read_exact_at(&mut bytes, 0);
         read.map_err(|error| Status::internal(format!("{}: {error}", info.name)))?;
         let changed = |what: &str| Status::failed_precondition(format!("{}: {what}", info.name));
-        let now = Stamp::of(&opened).map_err(|error| changed(&error.to_string()))?;
-        if stamp.change(&now).is_some() {
+        if file.change().is_some() {
             return Err(changed("the table was changed while it was read"));
         }
         if let Some(sums) = sums
@@ -399,12 +429,13 @@ pub(crate) fn find_files(paths: &[PathBuf], request: &DatasetRef) -> Result<Vec<
 struct Folder(Option<(PathBuf, Root)>);
 
 impl Folder {
-    fn open(&mut self, path: &Path) -> Result<&Root, OpenError> {
+    fn open(&mut self, path: &Path) -> Result<&dyn Opener, OpenError> {
         let opened = match self.0.take().filter(|(known, _)| known == path) {
             Some(opened) => opened,
             None => (path.to_owned(), Root::new(path)?),
         };
-        Ok(&self.0.insert(opened).1)
+        let (_, root) = self.0.insert(opened);
+        Ok(root)
     }
 }
 
@@ -439,7 +470,8 @@ fn find_weights(
         return Err(refused(&"its name is not UTF-8"));
     };
     let root = folder.open(parent).map_err(|error| refused(&error))?;
-    let found = loss_weights(root, name, of.tokens).map_err(|status| local_error(&status))?;
+    let found =
+        loss_weights(root, name, of.tokens).map_err(|refused| local_error(&refused.status))?;
     Ok(found.map(|found| Found { info: DatasetInfo { name: shown, ..found.info }, ..found }))
 }
 
@@ -478,7 +510,7 @@ fn find_alone(folder: &mut Folder, path: &Path, request: &DatasetRef) -> Result<
         let file = root.open(name, IoChoice::Buffered).map_err(|error| refused_open(&error))?;
         describe(root, name.to_owned(), file, request, &mut |entry| index.push(entry))
     };
-    let found = open().map_err(|status| local_error(&status))?;
+    let found = open().map_err(|refused| local_error(&refused.status))?;
     let info = DatasetInfo { name: full.display().to_string(), ..found.info };
     let documents = request.documents.then(|| index.finish(info.has_targets)).transpose();
     let documents = documents.map_err(|error| refused(&error).hint(SPLIT_HINT))?;
@@ -534,26 +566,32 @@ impl Index {
 }
 
 /// The error names the file itself, with the ending that was tried.
-fn refused_open(error: &OpenError) -> Status {
-    match error {
-        OpenError::Outside { .. } => Status::permission_denied(format!("{error}\n{NAMES_HINT}")),
-        OpenError::BadName { .. } | OpenError::NotRegular { .. } => {
-            Status::invalid_argument(format!("{error}\n{NAMES_HINT}"))
+fn refused_open(error: &OpenError) -> Refused {
+    match error.reason {
+        Reason::Outside => Status::permission_denied(format!("{error}\n{NAMES_HINT}")).into(),
+        Reason::BadName | Reason::NotFile => {
+            Status::invalid_argument(format!("{error}\n{NAMES_HINT}")).into()
         }
-        OpenError::Denied { .. } => Status::invalid_argument(format!("{error}\n{DENIED_HINT}")),
+        Reason::Denied => {
+            let status = Status::invalid_argument(format!("{error}\n{DENIED_HINT}"));
+            DatasetRefusal::Denied.with(status)
+        }
         // The message has a hint of its own.
-        _ => Status::invalid_argument(with_limit_hint(error, "\n")),
+        Reason::NotFound | Reason::Failed => {
+            let status = Status::invalid_argument(with_limit_hint(error, "\n"));
+            DatasetRefusal::Unreadable.with(status)
+        }
     }
 }
 
 /// Passes the lengths of the documents of a file whose format has none: there is an index beside
 /// it.
 fn read_other_index(
-    root: &Root,
+    root: &dyn Opener,
     name: &str,
     layout: &TokenFile,
     note: impl FnMut(Entry),
-) -> Result<(), Status> {
+) -> Result<(), Refused> {
     let of = Described { bytes: layout.data_bytes(), dtype: Some(layout.dtype) };
     let index = open_index(root, name, of)?;
     let index = index.ok_or_else(|| refuse(name, NO_INDEX, NO_INDEX_HINT))?;
@@ -578,15 +616,15 @@ fn agrees(
 /// Describes an open file. Where its documents are asked for, passes what the index says of them to
 /// `each`.
 fn describe(
-    root: &Root,
+    root: &dyn Opener,
     name: String,
-    file: OpenFile,
+    file: Box<dyn Stored>,
     request: &DatasetRef,
     each: &mut dyn FnMut(Entry),
-) -> Result<Found, Status> {
+) -> Result<Found, Refused> {
     refuse_description(&name)?;
     let manifest = manifest_of(root, &name)?;
-    let refused = |refusal: Refusal| refuse(&name, refusal.why, &refusal.hint);
+    let refused = |refusal: Refusal| refused_file(&name, refusal.into());
     let holds_records = request.dtype == BYTES;
     let has_targets = manifest.as_ref().is_some_and(|manifest| manifest.targets);
     let (mut documents, mut single) = (Fingerprint::default(), 0);
@@ -602,14 +640,13 @@ fn describe(
         }
         each(entry);
     };
-    let buffered = buffered(root, &name, &file)?;
     let (layout, origin, record_bytes) =
-        layout_of((root, &name, &file), &buffered, request, manifest.as_ref(), &mut note)?;
+        layout_of((root, &name, &*file), request, manifest.as_ref(), &mut note)?;
     if request.documents && !holds_records && !matches!(layout.format, Format::Megatron { .. }) {
         read_other_index(root, &name, &layout, &mut note)?;
     }
     if let Some(manifest) = &manifest {
-        agrees(manifest, &name, file.size, &layout, holds_records).map_err(refused)?;
+        agrees(manifest, &name, file.bytes(), &layout, holds_records).map_err(refused)?;
         if has_targets && request.documents {
             check_index(root, &name, manifest)?;
         }
@@ -617,11 +654,11 @@ fn describe(
     if request.sequences && has_targets && most > MAX_TURNS {
         let why =
             format!("a document has {most} sequences in turns, at most {MAX_TURNS} are supported");
-        return Err(refuse(&name, why, SPLIT_HINT));
+        return Err(refuse(&name, why, SPLIT_HINT).into());
     }
     if let Some(vocabulary) = Some(request.vocabulary).filter(|size| *size > 0) {
         let tokens = layout.data_offset..layout.data_offset + layout.data_bytes();
-        let evidence = settle::sample(&buffered, tokens, Some(vocabulary));
+        let evidence = settle::sample(&file, tokens, Some(vocabulary));
         let evidence = evidence.map_err(|error| refused_file(&name, error.into()))?;
         within_vocabulary(vocabulary, manifest.as_ref(), layout.dtype, &evidence)
             .map_err(refused)?;
@@ -635,7 +672,7 @@ fn describe(
         dtype: layout.dtype.to_string(),
         tokens: layout.tokens,
         data_offset: layout.data_offset,
-        fingerprint: fingerprint(&file.stamp),
+        fingerprint: file.identity().version,
         dtype_origin: origin.to_string(),
         tokenizer: ids.and_then(|manifest| manifest.tokenizer.clone()).unwrap_or_default(),
         max_id: ids.and_then(|manifest| u64::try_from(manifest.max_id?).ok()),
@@ -659,12 +696,12 @@ fn describe(
 
 /// As [`describe`], with the loss weights beside the file where they are asked for.
 fn describe_with_weights(
-    root: &Root,
+    root: &dyn Opener,
     name: String,
-    file: OpenFile,
+    file: Box<dyn Stored>,
     request: &DatasetRef,
     each: &mut dyn FnMut(Entry),
-) -> Result<Found, Status> {
+) -> Result<Found, Refused> {
     let mut found = describe(root, name, file, request, each)?;
     if request.loss_weights {
         let beside = settle::loss_weights_of(Path::new(&found.info.name));
@@ -677,30 +714,30 @@ fn describe_with_weights(
 }
 
 /// The loss weights of so many tokens under this name, if there are any.
-fn loss_weights(root: &Root, name: &str, tokens: u64) -> Result<Option<Found>, Status> {
+fn loss_weights(root: &dyn Opener, name: &str, tokens: u64) -> Result<Option<Found>, Refused> {
     let file = match root.open(name, IoChoice::Buffered) {
         Ok(file) => file,
-        Err(OpenError::NotFound { .. }) => return Ok(None),
+        Err(error) if error.reason == Reason::NotFound => return Ok(None),
         Err(error) => return Err(refused_open(&error)),
     };
     let hint = "save them with numpy: numpy.save(NAME, weights.astype(\"float32\"))";
-    let head = read_head(root, name, &file.stamp)?;
-    match npy::parse(&head, file.size) {
+    let head = read(name, &file, HEAD_BYTES)?;
+    match npy::parse(&head, file.bytes()) {
         Ok(layout) if layout.dtype == Dtype::F32 => {}
         Ok(layout) => {
             let why = format!("holds {}, and loss weights are float32", layout.dtype);
-            return Err(refuse(name, why, hint));
+            return Err(refuse(name, why, hint).into());
         }
         Err(error) => {
             let why = format!("holds no loss weights, which are an array of float32: {error}");
-            return Err(refuse(name, why, hint));
+            return Err(refuse(name, why, hint).into());
         }
     }
     let found = describe(root, name.to_owned(), file, &DatasetRef::default(), &mut |_| ())?;
     let Found { layout, .. } = &found;
     if layout.tokens != tokens {
         let why = format!("holds {} loss weights for {tokens} tokens", layout.tokens);
-        return Err(refuse(name, why, "write one for each token, in their order"));
+        return Err(refuse(name, why, "write one for each token, in their order").into());
     }
     Ok(Some(found))
 }
@@ -713,21 +750,20 @@ fn below_zero(manifest: &Manifest) -> Option<i64> {
 /// Where the tokens of an open file are, who says their type, and the bytes of a record. Where
 /// documents are asked for and its format has them, passes on their lengths.
 fn layout_of(
-    (root, name, file): (&Root, &str, &OpenFile),
-    buffered: &File,
+    (root, name, file): (&dyn Opener, &str, &dyn Stored),
     request: &DatasetRef,
     manifest: Option<&Manifest>,
     note: &mut dyn FnMut(Entry),
-) -> Result<(TokenFile, Origin, u64), Status> {
-    let sniffed = settle::sniff(buffered, file.size);
+) -> Result<(TokenFile, Origin, u64), Refused> {
+    let sniffed = settle::sniff(&file, file.bytes());
     if request.dtype == BYTES {
         // Records are what the user says; only an array knows better how long they are.
         let is_array = matches!(sniffed, Ok(Sniff::Npy));
-        let (layout, bytes) = records_of(root, name, file, is_array)?;
+        let (layout, bytes) = records_of(name, file, is_array)?;
         return Ok((layout, Origin::Given, bytes));
     }
     let sniffed = sniffed.map_err(|error| refused_file(name, error))?;
-    let whole_file = Described { bytes: file.size, dtype: None };
+    let whole_file = Described { bytes: file.bytes(), dtype: None };
     let index = || open_index(root, name, whole_file);
     match settle::identify(Path::new(name), sniffed, manifest, index)? {
         Identified::Indexed(index) => {
@@ -735,7 +771,9 @@ fn layout_of(
                 true => index.read_all(note),
                 false => index.read_all(|_| ()),
             };
-            return Ok((read.map_err(|error| refused_index(name, &error))?, Origin::File, 0));
+            let read =
+                read.map_err(|error| DatasetRefusal::Index.with(refused_index(name, &error)))?;
+            return Ok((read, Origin::File, 0));
         }
         Identified::Samples(container) => {
             return Err(refused_file(name, Refusal::from(container.foreign()).into()));
@@ -745,28 +783,28 @@ fn layout_of(
     let dtype = given_type(name, &request.dtype)?;
     let vocabulary = Some(request.vocabulary).filter(|size| *size > 0);
     let asked = Asked { dtype, vocabulary, ..Asked::default() };
-    let found = settle::describe(buffered, file.size, asked, manifest);
+    let found = settle::describe(&file, file.bytes(), asked, manifest);
     let (layout, origin) = found.map_err(|error| refused_file(name, error))?;
     Ok((layout, origin, 0))
 }
 
-/// An open file for buffered reads.
-fn buffered(root: &Root, name: &str, file: &OpenFile) -> Result<File, Status> {
-    let fd = match file.mode {
-        IoMode::Buffered => {
-            file.fd.try_clone().map_err(|error| refused_file(name, error.into()))?
-        }
-        IoMode::Direct => reopen(root, name, &file.stamp)?,
-    };
-    Ok(File::from(fd))
-}
-
 /// A file that holds no tokens that are read.
-fn refused_file(name: &str, error: NoTokens) -> Status {
+fn refused_file(name: &str, error: NoTokens) -> Refused {
     match error {
-        NoTokens::Io(error) => Status::internal(format!("{name}: {error}")),
-        NoTokens::Dataset(error) => refuse(name, &error, hint_of(&error)),
-        NoTokens::Refused(refusal) => refuse(name, refusal.why, &refusal.hint),
+        NoTokens::Io(error) => {
+            DatasetRefusal::Unreadable.with(Status::internal(format!("{name}: {error}")))
+        }
+        NoTokens::Dataset(error) => {
+            DatasetRefusal::Invalid.with(refuse(name, &error, hint_of(&error)))
+        }
+        NoTokens::Refused(Refusal { why, hint, cause }) => {
+            let reason = match cause {
+                Cause::Foreign => DatasetRefusal::Foreign,
+                Cause::Type => DatasetRefusal::Type,
+                Cause::Manifest => DatasetRefusal::Manifest,
+            };
+            reason.with(refuse(name, why, &hint))
+        }
     }
 }
 
@@ -793,16 +831,11 @@ fn refuse_description(name: &str) -> Result<(), Status> {
 }
 
 /// A file as records, and the bytes of one where the file says them.
-fn records_of(
-    root: &Root,
-    name: &str,
-    file: &OpenFile,
-    is_array: bool,
-) -> Result<(TokenFile, u64), Status> {
+fn records_of(name: &str, file: &dyn Stored, is_array: bool) -> Result<(TokenFile, u64), Status> {
     if !is_array {
-        return Ok((dataset::bytes(file.size), 0));
+        return Ok((dataset::bytes(file.bytes()), 0));
     }
-    let parsed = npy::parse_records(&read_head(root, name, &file.stamp)?, file.size);
+    let parsed = npy::parse_records(&read(name, &file, HEAD_BYTES)?, file.bytes());
     parsed.map_err(|error| refuse(name, &error, hint_of(&error)))
 }
 
@@ -814,8 +847,8 @@ fn within_vocabulary(
     evidence: &Evidence,
 ) -> Result<(), Refusal> {
     if !dtype.is_token() {
-        let why = "it holds no tokens of a vocabulary".into();
-        return Err(Refusal { why, hint: VOCABULARY_HINT.into() });
+        let why = "it holds no tokens of a vocabulary";
+        return Err(Refusal::of_type(why, VOCABULARY_HINT));
     }
     settle::within_vocabulary(vocabulary, manifest, dtype, evidence)
 }
@@ -847,60 +880,59 @@ fn given_type(name: &str, given: &str) -> Result<Option<Dtype>, Status> {
 }
 
 /// The manifest beside a file, if there is one.
-fn manifest_of(root: &Root, name: &str) -> Result<Option<Manifest>, Status> {
+fn manifest_of(root: &dyn Opener, name: &str) -> Result<Option<Manifest>, Refused> {
     let path = format!("{name}{ENDING}");
     let hint = "write it anew with `dquant inspect FILE --write-manifest`, or remove it";
     match root.open(&path, IoChoice::Buffered) {
-        Ok(file) if file.size > MAX_BYTES => {
-            let why = format!("a manifest of {} bytes is larger than {MAX_BYTES}", file.size);
-            Err(refuse(&path, why, hint))
+        Ok(file) if file.bytes() > MAX_BYTES => {
+            let why = format!("a manifest of {} bytes is larger than {MAX_BYTES}", file.bytes());
+            Err(DatasetRefusal::Manifest.with(refuse(&path, why, hint)))
         }
         Ok(file) => {
-            let text = read(&path, file.fd, file.size)?;
-            Manifest::parse(&text).map(Some).map_err(|why| refuse(&path, why, hint))
+            let text = read(&path, &file, MAX_BYTES)?;
+            Manifest::parse(&text)
+                .map(Some)
+                .map_err(|why| DatasetRefusal::Manifest.with(refuse(&path, why, hint)))
         }
-        Err(OpenError::NotFound { .. }) => Ok(None),
+        Err(error) if error.reason == Reason::NotFound => Ok(None),
         Err(error) => Err(refused_open(&error)),
     }
 }
 
 /// What a manifest says of the bytes of the file `name`.
-fn sums_of(manifest: &Manifest, name: &str) -> Result<FileSums, Status> {
+fn sums_of(manifest: &Manifest, name: &str) -> Result<FileSums, Refused> {
     let base = name.rsplit('/').next().unwrap_or(name);
     let file = manifest.files.iter().find(|file| file.name == base);
     let sums = file.and_then(|file| {
         FileSums::new(manifest.fingerprint(), file.bytes, file.blocks().collect())
     });
     // It has been found to describe this file.
-    sums.ok_or_else(|| refuse(name, "its manifest has no checksums of it", REWRITE_HINT))
-}
-
-/// Distinguishes a file from another one of the same name and length, and from itself after a
-/// write.
-fn fingerprint(stamp: &Stamp) -> u64 {
-    let Stamp { inode, bytes, changed: (seconds, nanoseconds), .. } = *stamp;
-    // Not the time of modification: `cp -p` and `rsync -t` set it back.
-    let parts = [inode, seconds as u64, nanoseconds, bytes];
-    // FNV-1a over words: it has to detect changes, not resist an attacker.
-    let mix = |hash: u64, part: &u64| (hash ^ part).wrapping_mul(0x0000_0100_0000_01b3);
-    parts.iter().fold(0xcbf2_9ce4_8422_2325, mix)
+    sums.ok_or_else(|| {
+        let why = "its manifest has no checksums of it";
+        DatasetRefusal::Manifest.with(refuse(name, why, REWRITE_HINT))
+    })
 }
 
 /// The index beside a `.bin` or `.npy`, if there is one, which has to describe these tokens.
-fn open_index(root: &Root, name: &str, of: Described) -> Result<Option<IndexReader>, Status> {
+fn open_index(
+    root: &dyn Opener,
+    name: &str,
+    of: Described,
+) -> Result<Option<IndexReader>, Refused> {
     let Some(index) = settle::index_of(Path::new(name)) else {
         return Ok(None);
     };
     let index = index.display().to_string();
     match root.open(&index, IoChoice::Buffered) {
-        Ok(file) if file.size > MAX_INDEX_BYTES => {
-            let why = format!("index of {} bytes is larger than {MAX_INDEX_BYTES}", file.size);
-            Err(refuse(&index, why, "split the dataset"))
+        Ok(file) if file.bytes() > MAX_INDEX_BYTES => {
+            let bytes = file.bytes();
+            let why = format!("index of {bytes} bytes is larger than {MAX_INDEX_BYTES}");
+            Err(DatasetRefusal::Index.with(refuse(&index, why, "split the dataset")))
         }
-        Ok(file) => IndexReader::new(Path::new(&index), file.fd.into(), of)
+        Ok(file) => IndexReader::new(Path::new(&index), file, of)
             .map(Some)
-            .map_err(|error| refused_index(name, &error)),
-        Err(OpenError::NotFound { .. }) => Ok(None),
+            .map_err(|error| DatasetRefusal::Index.with(refused_index(name, &error))),
+        Err(error) if error.reason == Reason::NotFound => Ok(None),
         Err(error) => Err(refused_open(&error)),
     }
 }
@@ -908,13 +940,13 @@ fn open_index(root: &Root, name: &str, of: Described) -> Result<Option<IndexRead
 /// Whether the index beside a file is the one that its manifest describes. Where it only tells
 /// documents apart, its own checks suffice; where it says what is trained on, another one of the
 /// same documents would turn labels around.
-fn check_index(root: &Root, name: &str, manifest: &Manifest) -> Result<(), Status> {
+fn check_index(root: &dyn Opener, name: &str, manifest: &Manifest) -> Result<(), Status> {
     let Some(index) = settle::index_of(Path::new(name)) else { return Ok(()) };
     let index = index.display().to_string();
     let file = root.open(&index, IoChoice::Buffered).map_err(|error| refused_open(&error))?;
     let base = index.rsplit('/').next().unwrap_or(&index);
     manifest
-        .check_file(base, &file.fd.into())
+        .check_file(base, &file)
         .map_err(|why| refuse(&index, format!("is not that of its manifest: {why}"), REWRITE_HINT))
 }
 
@@ -930,20 +962,21 @@ pub fn subject(info: &DatasetInfo) -> Subject {
 }
 
 /// The hashes beside a file.
-fn open_hashes(root: &Root, name: &str) -> Result<(dochash::Header, Words), Status> {
+fn open_hashes(root: &dyn Opener, name: &str) -> Result<(dochash::Header, Words), Status> {
     let path = format!("{name}{}", dochash::ENDING);
     match root.open(&path, IoChoice::Buffered) {
-        Ok(file) => Words::of_sidecar(Path::new(&path), file.fd.into())
-            .map_err(|error| refused_hashes(&error)),
-        Err(OpenError::NotFound { .. }) => {
+        Ok(file) => {
+            Words::of_sidecar(Path::new(&path), file).map_err(|error| refused_hashes(&error))
+        }
+        Err(error) if error.reason == Reason::NotFound => {
             Err(refuse(name, "has no hashes of its documents beside it", WRITE_HINT))
         }
-        Err(error) => Err(refused_open(&error)),
+        Err(error) => Err(refused_open(&error).into()),
     }
 }
 
 /// The digest of the hashes beside a file, which have to be of the documents that were described.
-fn current_hashes(root: &Root, info: &DatasetInfo) -> Result<u64, Status> {
+fn current_hashes(root: &dyn Opener, info: &DatasetInfo) -> Result<u64, Status> {
     let (header, _) = open_hashes(root, &info.name)?;
     match header.of.difference(&subject(info)) {
         None => Ok(header.digest),
@@ -1003,25 +1036,9 @@ pub(crate) fn refused_index(name: &str, error: &formats::Error) -> Status {
     }
 }
 
-/// Opens a file once more, because its data is opened for direct I/O.
-fn reopen(root: &Root, name: &str, stamp: &Stamp) -> Result<OwnedFd, Status> {
-    let file = root.open(name, IoChoice::Buffered).map_err(|error| refused_open(&error))?;
-    match stamp.change(&file.stamp) {
-        None => Ok(file.fd),
-        Some(_) => Err(refuse(name, "the file was changed while it was opened", "try again")),
-    }
-}
-
-/// The start of a file.
-fn read_head(root: &Root, name: &str, stamp: &Stamp) -> Result<Vec<u8>, Status> {
-    read(name, reopen(root, name, stamp)?, HEAD_BYTES)
-}
-
-fn read(name: &str, fd: OwnedFd, bytes: u64) -> Result<Vec<u8>, Status> {
-    let mut data = Vec::new();
-    let done = File::from(fd).take(bytes).read_to_end(&mut data);
-    done.map_err(|error| Status::internal(format!("{name}: {error}")))?;
-    Ok(data)
+/// The first `bytes` of a file, or all of it.
+fn read(name: &str, file: &dyn ReadAt, bytes: u64) -> Result<Vec<u8>, Status> {
+    file.head(bytes).map_err(|error| Status::internal(format!("{name}: {error}")))
 }
 
 #[cfg(test)]
@@ -1078,7 +1095,8 @@ mod tests {
         }
 
         fn catalog(&self) -> Catalog {
-            Catalog::new(vec![Root::new(&self.0).expect("it is there")], IoChoice::Buffered)
+            let root = Root::new(&self.0).expect("it is there");
+            Catalog::new(vec![Box::new(root)], IoChoice::Buffered)
         }
 
         /// What a target says of a file: its format, type and origin, where its tokens begin, and
@@ -1133,7 +1151,7 @@ mod tests {
             let reply = folder.catalog().datasets(prefix).expect("it is readable");
             let line = |listed: ListedDataset| {
                 let info = listed.info.expect("each has a name");
-                (info.name, info.tokens, listed.refused)
+                (info.name, info.tokens, (listed.reason, listed.refused))
             };
             reply.datasets.into_iter().map(line).collect::<Vec<_>>()
         };
@@ -1141,7 +1159,9 @@ mod tests {
         let names: Vec<&str> = all.iter().map(|(name, ..)| name.as_str()).collect();
         assert_eq!(names, ["more/code.bin", "more/rows.bin", "web.bin"]);
         assert_eq!((all[0].1, all[2].1), (TOKENS, TOKENS));
-        assert!(all[1].2.contains("is a Parquet file"), "{all:?}");
+        let (reason, refused) = &all[1].2;
+        assert!(refused.contains("is a Parquet file"), "{all:?}");
+        assert_eq!(*reason, i32::from(DatasetRefusal::Foreign));
         assert_eq!((listed("more/"), listed("x")), (all[..2].to_vec(), Vec::new()));
     }
 

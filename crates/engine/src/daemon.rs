@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use host::attach::{Access, AttachError, Callers, Connection, Listener};
-use host::root::{IoChoice, Root};
+use host::root::Root;
 use serde::Serialize;
 use service::admission::{Admission, Call};
 use service::auth::CheckToken;
@@ -22,6 +22,7 @@ use tokio::net::TcpListener;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
+use xio::opener::{IoChoice, Opener};
 
 use crate::budget::Budget;
 use crate::catalog::Catalog;
@@ -166,11 +167,12 @@ pub fn serve<E: From<Error>>(
     config: ServeConfig,
     ready: impl FnOnce(&Ready) -> Result<(), E>,
 ) -> Result<(), E> {
-    let open = |dir: &PathBuf| {
-        Root::new(dir).map_err(|error| {
+    let open = |dir: &PathBuf| -> Result<Box<dyn Opener>, Error> {
+        let root = Root::new(dir).map_err(|error| {
             Error::from_cause(error)
                 .hint("--root takes a folder that exists and that this user may enter")
-        })
+        })?;
+        Ok(Box::new(root))
     };
     let roots = config.roots.iter().map(open).collect::<Result<Vec<_>, _>>()?;
     // Before there are threads that could take the free descriptors that it counts on.

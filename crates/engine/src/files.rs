@@ -127,9 +127,7 @@ fn check_distinct(found: &[Found]) -> Result<(), Error> {
     let mut seen = HashMap::with_capacity(found.len());
     for Found { info, file, .. } in found {
         let name = &info.name;
-        let status = rustix::fs::fstat(&file.fd);
-        let status = status.map_err(|error| Error::invalid(format!("{name}: {error}")))?;
-        if let Some(other) = seen.insert((status.st_dev, status.st_ino), name) {
+        if let Some(other) = seen.insert(file.identity(), name) {
             let text = format!("{other} and {name} are the same file, which would be drawn twice");
             return Err(Error::invalid(text)
                 .hint("name it once; a blend gives weights: blend(web.bin=2, code.bin=1)"));

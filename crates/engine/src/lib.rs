@@ -36,3 +36,6 @@ pub mod proto;
 pub mod selection;
 pub mod status;
 pub mod stream;
+
+#[cfg(test)]
+mod tests;

@@ -121,7 +121,7 @@ fn ring_counters(counters: &ProducerCounters) -> [(&'static str, u64); 8] {
 }
 
 /// A disk's counters with their names.
-pub(crate) fn disk_counters(counters: &DiskCounters) -> [(&'static str, u64); 8] {
+pub(crate) fn disk_counters(counters: &DiskCounters) -> [(&'static str, u64); 10] {
     let DiskCounters {
         reads,
         bytes,
@@ -131,6 +131,8 @@ pub(crate) fn disk_counters(counters: &DiskCounters) -> [(&'static str, u64); 8]
         retried,
         syscalls,
         submit_errors,
+        files_direct,
+        files_buffered,
     } = *counters;
     [
         ("disk.reads", reads),
@@ -141,6 +143,8 @@ pub(crate) fn disk_counters(counters: &DiskCounters) -> [(&'static str, u64); 8]
         ("disk.retried", retried),
         ("disk.syscalls", syscalls),
         ("disk.submit_errors", submit_errors),
+        ("target.files_direct", files_direct),
+        ("target.files_buffered", files_buffered),
     ]
 }
 

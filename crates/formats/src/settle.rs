@@ -65,17 +65,32 @@ pub struct Refusal {
     pub why: String,
     /// The next thing to try.
     pub hint: String,
+    /// The same for programs.
+    pub cause: Cause,
+}
+
+/// What kind of reason a [`Refusal`] has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// The file is of another format, whose tokens are no run of bytes.
+    Foreign,
+    /// Nothing tells the type of the tokens, or the bytes contradict what does.
+    Type,
+    /// The manifest describes another file.
+    Manifest,
 }
 
 impl Refusal {
-    fn new(why: impl Into<String>, hint: impl Into<String>) -> Refusal {
-        Refusal { why: why.into(), hint: hint.into() }
+    /// What is wrong with the type of the tokens.
+    pub fn of_type(why: impl Into<String>, hint: impl Into<String>) -> Refusal {
+        Refusal { why: why.into(), hint: hint.into(), cause: Cause::Type }
     }
 }
 
 impl From<Foreign> for Refusal {
     fn from(Foreign { what, hint }: Foreign) -> Refusal {
-        Refusal::new(format!("is {what}"), hint)
+        let why = format!("is {what}");
+        Refusal { cause: Cause::Foreign, ..Refusal::of_type(why, hint) }
     }
 }
 
@@ -252,12 +267,12 @@ pub fn plain_bytes(given: Dtype, bytes: &[u8]) -> Result<(), Refusal> {
     evidence.add(bytes);
     // Single bytes may be text, which can begin with anything.
     let is_wide = given.bytes() > 1;
-    let header = |why| Err(Refusal::new(why, "write the ids alone into it, without a header"));
+    let header = |why| Err(Refusal::of_type(why, "write the ids alone into it, without a header"));
     if let Some(what) = magic_of(bytes).filter(|_| is_wide) {
         return header(format!("is not {given} but {what}"));
     }
     if let Some(why) = evidence.against(given) {
-        return Err(Refusal::new(why, "name the type that they have with --dtype"));
+        return Err(Refusal::of_type(why, "name the type that they have with --dtype"));
     }
     match evidence.header(given).filter(|_| is_wide) {
         None => Ok(()),
@@ -322,7 +337,7 @@ pub fn describe(
         }
         Sniff::MegatronIndex => {
             let why = "is an index, which holds no tokens";
-            return Err(Refusal::new(why, "name the .bin that it describes").into());
+            return Err(Refusal::of_type(why, "name the .bin that it describes").into());
         }
         Sniff::Foreign(foreign) if manifest.is_none() => return Err(Refusal::from(foreign).into()),
         Sniff::Container(container) if manifest.is_none() => {
@@ -348,7 +363,7 @@ fn flat(
         Some(dtype) => (dtype, Origin::Given),
         None if len == 0 && asked.dtype.is_none() && manifest.is_none() => {
             let hint = "leave it out, or name its type with --dtype: then it is not drawn";
-            return Err(Refusal::new("is empty: it holds no tokens", hint).into());
+            return Err(Refusal::of_type("is empty: it holds no tokens", hint).into());
         }
         None => {
             // A manifest tells more than samples.
@@ -382,7 +397,7 @@ fn by_vocabulary(file: &dyn ReadAt, len: u64, asked: Asked, refusal: Refusal) ->
     let hint = format!(
         "is it the tokenizer that made the file? if the type is another than {dtype}, name it: --dtype"
     );
-    Refusal::new(why, hint)
+    Refusal::of_type(why, hint)
 }
 
 /// The first `bytes` of a file of `len` bytes, or all of it.
@@ -404,7 +419,7 @@ pub fn flat_type(
     evidence: &Evidence,
 ) -> Result<(Dtype, Origin), Refusal> {
     match (manifest.map(Manifest::dtype), given) {
-        (Some(recorded), Some(given)) if recorded != given => Err(Refusal::new(
+        (Some(recorded), Some(given)) if recorded != given => Err(Refusal::of_type(
             format!("holds {recorded} according to its manifest, not {given}"),
             "leave --dtype out: the manifest tells the type",
         )),
@@ -413,7 +428,7 @@ pub fn flat_type(
             None => unless_header(given, evidence, Origin::Given),
             Some(why) => match evidence.guess_behind_header() {
                 Some((dtype, why)) => Err(header_refusal(dtype, &why)),
-                None => Err(Refusal::new(why, against_hint(given))),
+                None => Err(Refusal::of_type(why, against_hint(given))),
             },
         },
         (None, None) => match evidence.guess() {
@@ -422,7 +437,7 @@ pub fn flat_type(
                 Some((dtype, why)) => header_refusal(dtype, &why),
                 None => {
                     let why = format!("has no header that tells the type of its tokens, and {why}");
-                    Refusal::new(why, FLAT_HINT)
+                    Refusal::of_type(why, FLAT_HINT)
                 }
             }),
         },
@@ -442,7 +457,7 @@ fn unless_header(
 }
 
 fn header_refusal(dtype: Dtype, why: &str) -> Refusal {
-    Refusal::new(
+    Refusal::of_type(
         format!("begins with an unknown header, not with {dtype}: {why}"),
         format!(
             "cut it off: tail -c +N FILE > NEW, where N is the header's length plus 1; if there is none, record \
@@ -467,7 +482,9 @@ pub fn agrees(
     (name, bytes): (&str, u64),
     (dtype, tokens): (Dtype, u64),
 ) -> Result<(), Refusal> {
-    let refuse = |why| Err(Refusal::new(why, REWRITE_HINT));
+    let refuse = |why: String| {
+        Err(Refusal { cause: Cause::Manifest, ..Refusal::of_type(why, REWRITE_HINT) })
+    };
     let base = name.rsplit('/').next().unwrap_or(name);
     let Some(recorded) = manifest.files.iter().find(|file| file.name == base) else {
         return refuse(format!("its manifest describes other files, not {base}"));
@@ -497,10 +514,10 @@ pub fn within_vocabulary(
     match manifest.and_then(|manifest| manifest.max_id) {
         Some(largest) if largest >= i128::from(vocabulary) => {
             let why = format!("holds id {largest}, beyond the vocabulary of {vocabulary}");
-            Err(Refusal::new(why, hint))
+            Err(Refusal::of_type(why, hint))
         }
         Some(_) => Ok(()),
-        None => evidence.against(dtype).map_or(Ok(()), |why| Err(Refusal::new(why, hint))),
+        None => evidence.against(dtype).map_or(Ok(()), |why| Err(Refusal::of_type(why, hint))),
     }
 }
 

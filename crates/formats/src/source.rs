@@ -277,7 +277,7 @@ fn no_tokens(path: &Path, error: NoTokens) -> Error {
     match error {
         NoTokens::Io(source) => Error::read(path)(source),
         NoTokens::Dataset(source) => Error::dataset(path)(source),
-        NoTokens::Refused(Refusal { why, hint }) => Error::refused(path, why, hint),
+        NoTokens::Refused(Refusal { why, hint, .. }) => Error::refused(path, why, hint),
     }
 }
 

@@ -24,6 +24,7 @@ use std::sync::Arc;
 use io_uring::{IoUring, opcode, squeue, types};
 use thiserror::Error;
 use xio::disk::{Change, DIRECT_ALIGN, Disk, DiskDone, DiskFault, DiskRead, FileId};
+use xio::opener::Stored;
 
 use crate::root::{IoMode, OpenFile, Stamp};
 
@@ -72,6 +73,12 @@ pub enum DiskError {
     /// No such file.
     #[error("file {0} is not open")]
     NoFile(u32),
+    /// No timer to wait with.
+    #[error("no timer: {0}")]
+    Timer(#[source] io::Error),
+    /// The file is of a place that another kind of disk reads.
+    #[error("this disk reads no files of that place")]
+    Foreign,
     /// Reads on the file are under way.
     #[error("file {file}: {reads} reads are in progress")]
     Busy {
@@ -101,6 +108,10 @@ pub struct DiskCounters {
     pub syscalls: u64,
     /// Submissions that the kernel refused; they are retried.
     pub submit_errors: u64,
+    /// Files that were opened for direct reads.
+    pub files_direct: u64,
+    /// Files that were opened for buffered reads.
+    pub files_buffered: u64,
 }
 
 /// The memory that reads may fill: a range of addresses and its owner, which keeps it mapped.
@@ -128,11 +139,51 @@ impl DiskMemory {
         DiskMemory { is_registered: false, ..self }
     }
 
+    /// Copies what was read to the destination of a read that a disk has accepted and not completed
+    /// yet. Returns false, and copies nothing, where that is not in the memory.
+    pub(crate) fn fill(&self, addr: u64, from: &[u8]) -> bool {
+        let is_inside = self.contains(addr, from.len() as u64);
+        if is_inside {
+            // SAFETY: the range is mapped and writable while the owner lives (`new`), which `self`
+            // holds. As the destination of a read under way it belongs to the disk, so nobody has
+            // a reference into it; `from` is a reference, and so not in it.
+            unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), addr as *mut u8, from.len()) };
+        }
+        is_inside
+    }
+
     fn contains(&self, addr: u64, len: u64) -> bool {
         addr.checked_sub(self.base)
             .and_then(|at| at.checked_add(len))
             .is_some_and(|end| end <= self.len)
     }
+}
+
+/// A [`Disk`] as an engine's thread uses it: it takes over open files, and wakes the thread.
+pub trait FileDisk: Disk + Send + 'static {
+    /// Takes over a file of the place that this disk reads from. Its changes are noticed.
+    ///
+    /// # Errors
+    /// When the file is of another place, or too many are open.
+    fn add_stored(&mut self, file: Box<dyn Stored>) -> Result<FileId, DiskError>;
+
+    /// Removes a file on which no read is under way. What is returned may take long to drop.
+    ///
+    /// # Errors
+    /// When reads on it are under way, or there is no such file.
+    fn remove_stored(&mut self, id: FileId) -> Result<Box<dyn Any + Send>, DiskError>;
+
+    /// Starts the next waiting reads. Returns whether it started any.
+    fn flush(&mut self) -> bool;
+
+    /// Readable when a read has ended.
+    fn fd(&self) -> BorrowedFd<'_>;
+
+    /// The counters of the disk.
+    fn counters(&self) -> &DiskCounters;
+
+    /// What people should know of how it reads.
+    fn note(&self) -> Option<String>;
 }
 
 /// An open file.
@@ -217,6 +268,10 @@ impl UringDisk {
     /// Takes over a file that was opened below a root: no system call. Its changes are noticed.
     pub fn add_open(&mut self, file: OpenFile) -> Result<FileId, DiskError> {
         let OpenFile { fd, size, stamp, mode, .. } = file;
+        match mode {
+            IoMode::Direct => self.counters.files_direct += 1,
+            IoMode::Buffered => self.counters.files_buffered += 1,
+        }
         self.add(File { fd, mode, size, stamp: Some(stamp), reads: 0 })
     }
 
@@ -432,6 +487,34 @@ impl Disk for UringDisk {
         let then = file.stamp?;
         // A server of the network that has lost the file says so.
         Stamp::of(&file.fd).map_or(Some(Change::Removed), |now| then.change(&now))
+    }
+}
+
+impl FileDisk for UringDisk {
+    fn add_stored(&mut self, file: Box<dyn Stored>) -> Result<FileId, DiskError> {
+        let file: Box<dyn Any> = file;
+        let file = file.downcast::<OpenFile>().map_err(|_| DiskError::Foreign)?;
+        self.add_open(*file)
+    }
+
+    fn remove_stored(&mut self, id: FileId) -> Result<Box<dyn Any + Send>, DiskError> {
+        Ok(Box::new(self.remove_file(id)?))
+    }
+
+    fn flush(&mut self) -> bool {
+        UringDisk::flush(self)
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        UringDisk::fd(self)
+    }
+
+    fn counters(&self) -> &DiskCounters {
+        UringDisk::counters(self)
+    }
+
+    fn note(&self) -> Option<String> {
+        self.why_unregistered().map(|why| format!("unregistered buffers ({why})"))
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | [`disk`], [`root`] | io_uring reads; files opened below exported folders only |
+//! | [`disk`], [`root`], `stored` | io_uring reads; files opened below exported folders only, as places that hold datasets |
+//! | [`memory`] | datasets in memory with faults, for tests: the other such place, and its disk |
 //! | [`ring`], [`attach`] | the host ring in shared memory, and the local socket that hands it over |
 //! | [`kernels`] | the per-byte kernels for this processor, with the feature `codecs` also compressors |
 //! | `wasm` | with the feature `wasm`: user actions in a sandbox |
@@ -22,10 +23,14 @@ mod codecs;
 #[cfg(feature = "disk")]
 pub mod disk;
 pub mod kernels;
+#[cfg(feature = "disk")]
+pub mod memory;
 pub mod process;
 pub mod ring;
 #[cfg(feature = "disk")]
 pub mod root;
+#[cfg(feature = "disk")]
+mod stored;
 
 #[cfg(all(test, feature = "disk"))]
 mod scratch;

@@ -19,6 +19,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 use thiserror::Error;
 use xio::disk::{Change, DIRECT_ALIGN};
+pub use xio::opener::{Entry, IoChoice, Listing};
 
 /// Longest name that is accepted.
 pub const MAX_NAME_BYTES: usize = 4095;
@@ -48,18 +49,6 @@ impl fmt::Display for IoMode {
             IoMode::Buffered => "buffered",
         })
     }
-}
-
-/// Which [`IoMode`] to use.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum IoChoice {
-    /// Direct where the file system supports it, buffered otherwise.
-    #[default]
-    Auto,
-    /// Direct or not at all.
-    Direct,
-    /// Buffered.
-    Buffered,
 }
 
 /// Why a root could not be used, or one of its names not opened.
@@ -131,6 +120,8 @@ pub enum OpenError {
 /// the same: a program that has mapped it may write without a new one, and times have a resolution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
+    /// Device of the file system: major and minor number.
+    pub device: (u32, u32),
     /// Inode.
     pub inode: u64,
     /// Length in bytes.
@@ -154,6 +145,7 @@ impl Stamp {
         let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
         let stat = statx(fd, c"", flags, StatxFlags::BASIC_STATS)?;
         Ok(Stamp {
+            device: (stat.stx_dev_major, stat.stx_dev_minor),
             inode: stat.stx_ino,
             bytes: stat.stx_size,
             changed: (stat.stx_ctime.tv_sec, stat.stx_ctime.tv_nsec.into()),
@@ -186,26 +178,6 @@ pub struct OpenFile {
     pub mode: IoMode,
     /// Why not directly, if direct reads were preferred.
     pub why_buffered: Option<String>,
-}
-
-/// A served file.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Entry {
-    /// Its name, relative to the root, with `/` between directories.
-    pub name: String,
-    /// Its length in bytes.
-    pub size: u64,
-}
-
-/// Contents of a root.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Listing {
-    /// Regular files, by name.
-    pub entries: Vec<Entry>,
-    /// There is more than the caller's limit, [`MAX_LIST_DEPTH`] or [`MAX_LIST_VISITS`] allow.
-    pub truncated: bool,
-    /// Entries that cannot be served: not a regular file, unreadable, or a name that is not UTF-8.
-    pub skipped: usize,
 }
 
 /// A directory whose files are served.
@@ -251,7 +223,8 @@ impl Root {
         }
     }
 
-    /// At most `limit` of the regular files below the root. Symbolic links are not followed.
+    /// At most `limit` of the regular files below the root, no deeper than [`MAX_LIST_DEPTH`] and
+    /// after at most [`MAX_LIST_VISITS`] entries. Symbolic links are not followed.
     pub fn list(&self, limit: usize) -> Result<Listing, OpenError> {
         let mut listing = Listing::default();
         let mut visits = 0;

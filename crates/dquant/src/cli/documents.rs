@@ -2,7 +2,6 @@
 //! deduplication keeps.
 
 use std::fmt;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -202,14 +201,13 @@ fn write_hashes(console: &mut Console, name: &str) -> Result<Hashed, CliError> {
     // The sidecar lies where the file is, and so does that of a link.
     let path = PathBuf::from(&found.info.name);
     let path = path.canonicalize().unwrap_or(path);
-    let file = File::from(found.file.fd);
     let done = AtomicU64::new(0);
     let watch = |tokens| {
         done.fetch_add(tokens, Ordering::Relaxed);
     };
     let mut bar = Bar::new("hashing", 0);
     let hashes = std::thread::scope(|scope| {
-        let work = || dochash::compute((&path, &file), &found.layout, &documents, &watch);
+        let work = || dochash::compute((&path, &found.file), &found.layout, &documents, &watch);
         let work = scope.spawn(work);
         while !work.is_finished() {
             let tokens = done.load(Ordering::Relaxed);

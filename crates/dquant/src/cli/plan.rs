@@ -1,8 +1,6 @@
 //! `dquant plan explain`: where the stages of a plan run and what they cost, without any daemon.
 
 use std::fmt;
-use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
@@ -10,12 +8,14 @@ use engine::budget::Bytes;
 use engine::catalog::{Found, find_file};
 use engine::files::DividedFiles;
 use engine::proto::{DatasetInfo, DatasetRef};
+use formats::ReadAt;
 use lab::planning::costs::Costs;
 use lab::planning::{
     Dataset, Drawn, PackedSamples, Placed, Placement, PlanError, Row, notes, place,
 };
 use serde::Serialize;
 use xio::dataset::{BYTES, Dtype};
+use xio::opener::Stored;
 use xio::order::{Cut, SampleLayout};
 use xio::plan::Plan;
 use xio::reference::quantized::write;
@@ -355,7 +355,7 @@ fn drawn(info: &DatasetInfo, (layout, cut): &(SampleLayout, Cut)) -> Drawn {
 struct Source {
     dataset: Dataset,
     /// The open file, and the offset of the first token.
-    file: Option<(File, u64)>,
+    file: Option<(Box<dyn Stored>, u64)>,
 }
 
 /// Most bytes of a block to measure with.
@@ -377,7 +377,7 @@ impl Source {
             drawn,
             samples,
         };
-        Source { dataset, file: Some((File::from(found.file.fd), found.layout.data_offset)) }
+        Source { dataset, file: Some((found.file, found.layout.data_offset)) }
     }
 
     /// A block of its tokens, or one that is made up.

@@ -719,7 +719,7 @@ mod tests {
         index.extend([3, 0, 0, 0].iter().chain(&[0; 16]).chain(&numbers[0]));
         std::fs::write(folder.join("web.idx"), index).expect("a file");
         let root = host::root::Root::new(&folder).expect("it is there");
-        let catalog = Arc::new(Catalog::new(vec![root], host::root::IoChoice::Buffered));
+        let catalog = Arc::new(Catalog::new(vec![Box::new(root)], host::root::IoChoice::Buffered));
         let dataset = DatasetRef { name: "web".into(), ..DatasetRef::default() };
         let asked = |count| DocumentsRequest {
             datasets: vec![dataset.clone(); count],

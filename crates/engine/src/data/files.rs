@@ -9,13 +9,13 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::thread::JoinHandle;
 
-use host::disk::{DiskMemory, UringDisk};
+use host::disk::{DiskMemory, FileDisk, UringDisk};
 use host::ring::Producer;
-use host::root::OpenFile;
 use nic::driver::{Application, Driver, RESCUED, Turn};
 use nic::pool::Pool;
 use roce::{Duration, Time};
 use service::log;
+use xio::opener::Stored;
 use xio::reader::{LocalFile, LocalReader, PROOF_BUFFERS, ReaderSetup};
 use xio::sums::FileSums;
 
@@ -35,7 +35,7 @@ pub(crate) struct FileStreamSpec {
     pub(crate) setup: ReaderSetup,
     /// The files, opened for buffered reads, in the order of the sources, and what their manifests
     /// say.
-    pub(crate) files: Vec<(OpenFile, Option<FileSums>)>,
+    pub(crate) files: Vec<(Box<dyn Stored>, Option<FileSums>)>,
     /// Their names, for messages.
     pub(crate) names: Vec<String>,
     /// The table of `remap`; empty without one.
@@ -65,7 +65,7 @@ impl FileEngine {
         // into it, and nobody accesses a destination before the read completes (`xio::disk`).
         let memory = unsafe { DiskMemory::new(pool.base(), pool.len(), pool.region()) }.on_demand();
         let mut disk = UringDisk::new(memory, DEPTH + PROOF_BUFFERS)?;
-        let add = |(file, sums)| disk.add_open(file).map(|file| LocalFile { file, sums });
+        let add = |(file, sums)| disk.add_stored(file).map(|file| LocalFile { file, sums });
         let files = spec.files.into_iter().map(add).collect::<Result<Vec<_>, _>>()?;
         let kernels = host::kernels::best().0;
         let mut reader = LocalReader::new(spec.setup, files, DEPTH, pool.base(), kernels);

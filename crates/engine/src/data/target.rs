@@ -8,9 +8,7 @@ use adapter::connect::{QpAddress, path_mtu};
 use adapter::drive::{self, Owner};
 use adapter::owned::Adapter;
 use adapter::software::LocalPeer;
-use host::disk::{DiskError, DiskMemory, MAX_DEPTH, UringDisk};
-use host::root::IoMode;
-use host::root::OpenFile;
+use host::disk::{DiskError, DiskMemory, FileDisk, MAX_DEPTH, UringDisk};
 use nic::clock;
 use nic::driver::Turn;
 use nic::local_peers::Shared;
@@ -22,6 +20,7 @@ use roce::verbs::{Access, CqId, MemoryRegion, PdId, Qpn};
 use service::log;
 use tokio::sync::oneshot;
 use xio::disk::FileId;
+use xio::opener::Stored;
 use xio::stage::TargetStages;
 use xio::target::{
     CREDIT_BYTES, IO_ALIGN, MAX_CREDITS, READS_PER_BUFFER, STAGING_BYTES, Served, SessionFailure,
@@ -47,7 +46,7 @@ pub const MAX_SESSIONS: usize = 64;
 #[derive(Debug)]
 pub struct SessionSource {
     /// The open file.
-    pub file: OpenFile,
+    pub file: Box<dyn Stored>,
     /// Its contents.
     pub layout: xio::dataset::TokenFile,
     /// Stages applied to its blocks.
@@ -164,9 +163,9 @@ struct Session {
     ended: oneshot::Sender<Ended>,
 }
 
-struct Engine<F> {
+struct Engine<F, K> {
     host: Host<F>,
-    disk: UringDisk,
+    disk: K,
     target: Target,
     /// Where the target's staging buffers are.
     staging: PoolRange,
@@ -175,8 +174,6 @@ struct Engine<F> {
     leaving: Vec<FileId>,
     cqs: (CqId, CqId),
     commands: Inbox<Command>,
-    direct_files: u64,
-    buffered_files: u64,
     turns: Turns,
     disposer: Disposer,
 }
@@ -185,20 +182,33 @@ impl TargetEngine {
     /// Starts the engine with `count` staging buffers for a session that is alone, and one that is
     /// reserved for a session that opens later.
     pub fn start(config: HostConfig, count: u32) -> Result<TargetEngine, EngineError> {
+        TargetEngine::start_with(config, count, UringDisk::new)
+    }
+
+    /// The same, with a disk for files of other places than folders. It gets the memory into which
+    /// it reads, and how many reads are under way at most.
+    pub fn start_with<K: FileDisk>(
+        config: HostConfig,
+        count: u32,
+        open_disk: impl FnOnce(DiskMemory, u32) -> Result<K, DiskError>,
+    ) -> Result<TargetEngine, EngineError> {
         let count = count.max(2) + 1;
         let bytes = u64::from(count) * u64::from(STAGING_BYTES);
         let capsules = MAX_SESSIONS as u64 * u64::from(MAX_CREDITS) * CREDIT_BYTES;
         let memory = config.memory.max(bytes + capsules.next_multiple_of(4096) + (1 << 20));
         let config = HostConfig { memory, ..config };
         match &config.device {
-            None => TargetEngine::start_on(Host::software(&config)?, count),
-            Some(choice) => TargetEngine::start_on(Host::loaded(&config, choice)?, count),
+            None => TargetEngine::start_on(Host::software(&config)?, count, open_disk),
+            Some(choice) => {
+                TargetEngine::start_on(Host::loaded(&config, choice)?, count, open_disk)
+            }
         }
     }
 
-    pub(super) fn start_on<F: Adapter + Send + 'static>(
+    pub(super) fn start_on<F: Adapter + Send + 'static, K: FileDisk>(
         mut host: Host<F>,
         count: u32,
+        open_disk: impl FnOnce(DiskMemory, u32) -> Result<K, DiskError>,
     ) -> Result<TargetEngine, EngineError> {
         let bytes = u64::from(count) * u64::from(STAGING_BYTES);
         let staging = host.adapter.memory_mut().alloc(bytes, u64::from(IO_ALIGN))?;
@@ -209,11 +219,9 @@ impl TargetEngine {
         // SAFETY: the region stays mapped for as long as its handle lives. Only the target reads
         // into it, and nobody accesses a destination before the read completes (`xio::disk`).
         let memory = unsafe { DiskMemory::new(pool.base(), pool.len(), pool.region()) };
-        let disk = UringDisk::new(memory, disk_queue(count))?;
+        let disk = open_disk(memory, disk_queue(count))?;
         let mut notes = host.notes();
-        notes.extend(
-            disk.why_unregistered().map(|why| format!("disk: unregistered buffers ({why})")),
-        );
+        notes.extend(disk.note().map(|note| format!("disk: {note}")));
         let (roce, discovery) = (host.adapter.local(), host.adapter.discovery());
         let driver = host.driver()?;
         let watched = driver.watched().add(disk.fd(), 1);
@@ -230,8 +238,6 @@ impl TargetEngine {
             leaving: Vec::new(),
             cqs,
             commands: inbox,
-            direct_files: 0,
-            buffered_files: 0,
             turns: Turns::new(clock::now()),
             disposer,
         };
@@ -243,7 +249,7 @@ impl TargetEngine {
     }
 }
 
-impl<F: Adapter> Owner for Engine<F> {
+impl<F: Adapter, K: FileDisk> Owner for Engine<F, K> {
     type Adapter = F;
 
     fn adapter(&mut self) -> &mut F {
@@ -286,7 +292,7 @@ impl<F: Adapter> Owner for Engine<F> {
     }
 }
 
-impl<F: Adapter> Engine<F> {
+impl<F: Adapter, K: FileDisk> Engine<F, K> {
     fn stop(&self, why: &str) {
         for Session { qpn, .. } in &self.sessions {
             let Served { requests, bytes } = self.target.served(*qpn).unwrap_or_default();
@@ -385,11 +391,7 @@ impl<F: Adapter> Engine<F> {
     ) -> Result<(), EngineError> {
         let mut sources = Vec::with_capacity(files.len());
         for SessionSource { file, layout, stages, table, action, sums } in files {
-            match file.mode {
-                IoMode::Direct => self.direct_files += 1,
-                IoMode::Buffered => self.buffered_files += 1,
-            }
-            let file = self.disk.add_open(file)?;
+            let file = self.disk.add_stored(file)?;
             session.files.push(file);
             let (data_offset, tokens) = (layout.data_offset, layout.tokens);
             sources.push(Source { file, stages, table, action, data_offset, tokens, sums });
@@ -422,7 +424,7 @@ impl<F: Adapter> Engine<F> {
     /// done here.
     fn close_files(&mut self) {
         let (disk, mut closing) = (&mut self.disk, Vec::new());
-        self.leaving.retain(|file| match disk.remove_file(*file) {
+        self.leaving.retain(|file| match disk.remove_stored(*file) {
             Ok(file) => {
                 closing.push(file);
                 false
@@ -444,8 +446,6 @@ impl<F: Adapter> Engine<F> {
         }
         counters.set("target.free_staging_buffers", self.target.free_buffers() as u64);
         counters.set("target.staging_buffers", self.target.buffer_count() as u64);
-        counters.set("target.files_direct", self.direct_files);
-        counters.set("target.files_buffered", self.buffered_files);
         for (reason, count) in xio::capsule::Refusal::ALL.iter().zip(target.refused) {
             counters.set(&format!("target.refused.{}", reason.name()), count);
         }

@@ -5,6 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, Instant};
 
+use host::disk::UringDisk;
 use host::ring::{Consumer, Producer, RingConfig};
 use nic::local_peers::{Shared, Unfinished};
 use roce::endpoint::Reliability;
@@ -217,7 +218,7 @@ fn open_session(
 #[test]
 fn a_session_has_no_larger_mtu_than_the_port_of_its_device() {
     let (host, _) = failing();
-    let engine = TargetEngine::start_on(host, 2).expect("it works so far");
+    let engine = TargetEngine::start_on(host, 2, UringDisk::new).expect("it works so far");
     let mtus = [Mtu::M4096, Mtu::M512].map(|mtu| open_session(&engine, mtu).0.mtu);
     assert_eq!(mtus, [1024, 512]);
 }
@@ -384,7 +385,7 @@ fn a_device_that_is_gone_ends_streams_and_engines_with_that_reason() {
     assert_eq!(engine.commands.failure(), Some(GONE));
 
     let (host, has_failed) = failing();
-    let engine = TargetEngine::start_on(host, 2).expect("it works so far");
+    let engine = TargetEngine::start_on(host, 2, UringDisk::new).expect("it works so far");
     has_failed.store(true, Ordering::Relaxed);
     eventually("the end of the engine", || engine.thread.is_finished());
     assert_eq!(engine.commands.failure(), Some(GONE));
