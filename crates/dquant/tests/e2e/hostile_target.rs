@@ -153,6 +153,7 @@ impl Target for Service {
         let info = |info: &DatasetInfo| ListedDataset {
             info: Some(info.clone()),
             refused: "no\x1b[2Jfile".to_owned(),
+            ..ListedDataset::default()
         };
         let datasets = self.lies.datasets.iter().map(info).collect();
         Ok(Response::new(ListReply { datasets, ..ListReply::default() }))
