@@ -72,7 +72,7 @@ pub(super) struct Cat {
     #[arg(long, value_name = "PLAN", default_value = "window(2048) | narrow(u16)")]
     plan: String,
 
-    /// File to write; standard output when not given
+    /// File to write; standard output when not given, or for `-`
     #[arg(short, long, value_name = "PATH")]
     output: Option<PathBuf>,
 
@@ -199,7 +199,8 @@ impl Cat {
         let window = u64::from(opened.window_tokens) + u64::from(opened.pairs);
         let padding = padding(datasets, window);
         let plan = stream.opened().plan.clone();
-        let (batches, bytes) = match &self.output {
+        let output = self.output.as_deref().filter(|path| *path != Path::new("-"));
+        let (batches, bytes) = match output {
             Some(path) => {
                 let failed = |error: io::Error| unwritable(path, &error);
                 copy(&mut stream, &mut LateFile { path, file: None }, failed)?
@@ -225,7 +226,7 @@ impl Cat {
             duplicates,
             padding,
         };
-        match self.output {
+        match output {
             Some(_) => console.report(&written)?,
             None => console.note(&written),
         }

@@ -120,6 +120,30 @@ fn files_of_a_blend_are_weighted_and_measured() {
     ran.failed(1, "a token is 70000: it does not fit u16", "without --measure");
 }
 
+/// Loss weights are read, checked and sent beside the tokens.
+#[test]
+fn loss_weights_are_explained() {
+    let folder = Folder::new("plan-weights");
+    let shown = explained(&folder, &["window(64) | pairs | loss_weights", "--dtype", "u16"]);
+    let placed = shown["placements"].as_array().expect("placements");
+    let rows = stages(&placed[0]);
+    let at = |place: &str, stage: &str| {
+        let row = (place.to_owned(), stage.to_owned());
+        rows.iter().position(|found| *found == row).unwrap_or_else(|| panic!("{row:?}: {rows:?}"))
+    };
+    let order = [
+        at("target", "read loss weights"),
+        at("target", "checksum loss weights"),
+        at("target", "send"),
+        at("dpu", "receive"),
+        at("dpu", "verify loss weights"),
+    ];
+    assert!(order.is_sorted(), "{rows:?}");
+    near(figure(&placed[0], "wire_bytes"), 2.0 + 4.0);
+    let local = placed.iter().find(|placed| placed["placement"] == "local").expect("three");
+    assert!(stages(local).iter().all(|(_, stage)| !stage.contains("checksum")), "{local}");
+}
+
 /// Plans whose figures depend on documents, and forms of what is no token.
 #[test]
 fn documents_and_values_are_explained() {

@@ -50,6 +50,22 @@ fn every_command_reads_behind_a_known_header() {
     assert_eq!(folder.read("a"), tokens[..128]);
 }
 
+/// As other programs do, `-` stands for standard output, and makes no file.
+#[test]
+fn a_dash_is_standard_output() {
+    let folder = Folder::new("wild-dash");
+    folder.write("a.bin", b"A\0B\0C\0D\0");
+    let plan = "window(2) | batch(1)";
+    let cat = ["cat", "a.bin", "--dtype", "u16", "--plan", plan, "--batches", "2"];
+    for more in [&[][..], &["-o", "-"]] {
+        let ran = folder.run(&[&cat, more].concat());
+        assert_eq!(ran.good().stdout, "A\0B\0C\0D\0", "{more:?}");
+    }
+    assert!(!folder.0.join("-").exists());
+    folder.run(&[&cat[..], &["-o", "./-"]].concat()).good();
+    assert_eq!(folder.read("-"), b"A\0B\0C\0D\0");
+}
+
 /// A header counts more than an index beside it, and an index more than the name of an array.
 #[test]
 fn every_command_agrees_on_what_an_index_describes() {

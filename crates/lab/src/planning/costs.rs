@@ -132,7 +132,8 @@ fn least(mut pass: impl FnMut() -> f64) -> f64 {
     (0..PASSES).map(|_| pass()).fold(f64::MAX, f64::min)
 }
 
-fn documented(stages: &BlockStages) -> Vec<Cost> {
+/// The documented cost of each stage over blocks.
+pub fn documented(stages: &BlockStages) -> Vec<Cost> {
     let mut bytes = f64::from(stages.target().stored().bytes());
     let mut plain = bytes;
     let cost = |stage: &Stage<BlockOp>| {

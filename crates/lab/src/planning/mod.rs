@@ -358,7 +358,8 @@ fn merged(branches: &[Vec<Row>], weights: &[f64]) -> Vec<Row> {
     rows
 }
 
-/// Adds that loss weights are read, if they are; returns their bytes of a token.
+/// Adds that loss weights are read and checked, if they are; returns their bytes of a token.
+/// Where tokens are measured, these costs are those of the documents: no block of weights is read.
 fn add_loss_weights(rows: &mut Vec<Row>, pipeline: &Pipeline, placement: Placement) -> f64 {
     let Some(stages) = pipeline.loss_weights() else {
         return 0.0;
@@ -373,7 +374,21 @@ fn add_loss_weights(rows: &mut Vec<Row>, pipeline: &Pipeline, placement: Placeme
         cpu_s: Some(bytes * costs::READ_S_PER_BYTE),
         why: "of each token, beside it and as they are",
     };
-    rows.insert(1.min(rows.len()), row);
+    let mut at = 1.min(rows.len());
+    rows.insert(at, row);
+    for (stage, cost) in stages.over_blocks().zip(costs::documented(stages)) {
+        let row = Row {
+            place: stage.place.name(),
+            stage: format!("{} loss weights", costs::name_of(&stage.op)),
+            bytes_in: bytes,
+            bytes_out: cost.bytes_out,
+            cpu_s: cost.cpu_s,
+            why: "",
+        };
+        // What the target does stays in front of what is sent.
+        at = if stage.place == reads { at + 1 } else { rows.len() };
+        rows.insert(at, row);
+    }
     if placement == Placement::Local { 0.0 } else { bytes }
 }
 
