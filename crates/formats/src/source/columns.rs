@@ -22,7 +22,7 @@ use arrow_array::types::{
 use arrow_array::{Array, ArrayRef, RecordBatch};
 use arrow_buffer::Buffer;
 use arrow_ipc::{MessageHeader, convert, reader, root_as_message};
-use arrow_schema::{DataType, Schema, SchemaRef};
+use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use bytes::Bytes;
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ParquetRecordBatchReaderBuilder};
@@ -317,6 +317,15 @@ fn arrow_table(path: &Path, file: &File) -> Result<Table, Error> {
 
 fn u32_at(bytes: &[u8]) -> u32 {
     bytes.first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes))
+}
+
+/// The column of this name, and where it is.
+fn column_of<'a>(path: &Path, schema: &'a Schema, name: &str) -> Result<(usize, &'a Field), Error> {
+    schema.column_with_name(name).ok_or_else(|| {
+        let shown: Vec<&str> = schema.fields().iter().map(|f| f.name().as_str()).collect();
+        let hint = format!("its columns are {}", shown.join(", "));
+        Error::refused(path, format!("has no column {name:?}"), hint)
+    })
 }
 
 /// The type of the elements, if the column holds lists of integers.

@@ -83,6 +83,13 @@ pub(crate) fn run(job: &Job) -> Summary {
     convert::convert(job, &mut |_| ()).unwrap_or_else(|error| panic!("{job:?}: {error}"))
 }
 
+/// A conversion that has to be refused, with this reason and hint.
+pub(crate) fn refused(job: &Job, why: &str, hint: &str) {
+    let error = convert::convert(job, &mut |_| ()).expect_err("refused");
+    assert!(error.to_string().contains(why), "{error}");
+    assert!(error.hint().contains(hint), "{}", error.hint());
+}
+
 /// The documents of a dataset, as bytes of its own type.
 #[derive(Default)]
 struct Collect {

@@ -4,13 +4,13 @@
 use std::fs;
 use std::path::Path;
 
-use formats::convert::{self, Job};
+use formats::convert::Job;
 use formats::manifest::Contents;
 use formats::{Kind, Manifest};
 use xio::dataset::Dtype;
 use xio::documents::{Dedup, Filter, Selection};
 
-use super::kit::{Folder, job, run};
+use super::kit::{Folder, job, refused, run};
 use super::resume::stop_after;
 
 /// Documents, each of sequences of ids.
@@ -183,12 +183,6 @@ fn a_run_that_was_stopped_keeps_sequences() {
 }
 
 #[track_caller]
-fn refused(job: &Job, why: &str, hint: &str) {
-    let error = convert::convert(job, &mut |_| ()).expect_err("refused");
-    assert!(error.to_string().contains(why), "{error}");
-    assert!(error.hint().contains(hint), "{}", error.hint());
-}
-
 #[test]
 fn what_cannot_keep_targets_is_refused() {
     let folder = Folder::new("targets-refused");

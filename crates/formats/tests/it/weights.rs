@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use xio::dataset::Dtype;
 use xio::documents::{Dedup, Selection};
 
-use super::kit::{Folder, documents, job, run};
+use super::kit::{Folder, documents, job, refused, run};
 use super::resume::stop_after;
 use super::targets::samples::{self, Stored};
 
@@ -184,12 +184,6 @@ fn files_that_were_named_before_the_end_are_taken_back() {
 }
 
 #[track_caller]
-fn refused(job: &Job, why: &str, hint: &str) {
-    let error = convert::convert(job, &mut |_| ()).expect_err("refused");
-    assert!(error.to_string().contains(why), "{error}");
-    assert!(error.hint().contains(hint), "{}", error.hint());
-}
-
 #[test]
 fn what_is_no_weight_is_refused() {
     let folder = Folder::new("weights-refused");

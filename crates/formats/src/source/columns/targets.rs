@@ -12,7 +12,7 @@ use arrow_array::types::{
 use arrow_array::{Array, ArrayRef};
 use arrow_schema::{DataType, Schema};
 
-use super::{Lists, Weighted, list_type, raw_values};
+use super::{Lists, Weighted, column_of, list_type, raw_values};
 use crate::error::Error;
 use crate::source::Sink;
 use crate::source::turns::{Form, HINT, Row, Told};
@@ -29,11 +29,7 @@ pub(super) struct Targets {
 impl Targets {
     /// Finds the column of this name.
     pub(super) fn find(path: &Path, schema: &Schema, name: &str) -> Result<Targets, Error> {
-        let Some((column, field)) = schema.column_with_name(name) else {
-            let shown: Vec<&str> = schema.fields().iter().map(|f| f.name().as_str()).collect();
-            let hint = format!("its columns are {}", shown.join(", "));
-            return Err(Error::refused(path, format!("has no column {name:?}"), hint));
-        };
+        let (column, field) = column_of(path, schema, name)?;
         let is_mask = matches!(
             field.data_type(),
             DataType::List(of) | DataType::LargeList(of) | DataType::FixedSizeList(of, _)

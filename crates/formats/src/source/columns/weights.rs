@@ -9,7 +9,7 @@ use arrow_array::{Array, ArrayRef};
 use arrow_schema::{DataType, Schema};
 
 use super::targets::numbers;
-use super::{Lists, list_type};
+use super::{Lists, column_of, list_type};
 use crate::error::Error;
 use crate::source::weights::{HINT, append};
 
@@ -23,11 +23,7 @@ pub(super) struct Weights {
 impl Weights {
     /// Finds the column of this name.
     pub(super) fn find(path: &Path, schema: &Schema, name: &str) -> Result<Weights, Error> {
-        let Some((column, field)) = schema.column_with_name(name) else {
-            let shown: Vec<&str> = schema.fields().iter().map(|f| f.name().as_str()).collect();
-            let hint = format!("its columns are {}", shown.join(", "));
-            return Err(Error::refused(path, format!("has no column {name:?}"), hint));
-        };
+        let (column, field) = column_of(path, schema, name)?;
         let is_float = matches!(
             field.data_type(),
             DataType::List(of) | DataType::LargeList(of) | DataType::FixedSizeList(of, _)
