@@ -207,9 +207,9 @@ const FLOORS: &[(&str, &str)] = &[
     ),
     (
         "crates/cluster/src/enforce/dcb",
-        "table
+        "fake
+         table: fake
          messages: table
-         fake
          oracle: table messages fake",
     ),
     (

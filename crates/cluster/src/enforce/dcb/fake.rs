@@ -131,7 +131,7 @@ impl Nic {
     }
 }
 
-/// Jobs by number, DSCP and percent of the port.
+/// Jobs by number, DSCP and percent of a port of 100 Gbit/s with 7 queues.
 pub(super) fn plan(jobs: &[(u64, u8, u64)]) -> Plan {
     let port = Port {
         rate_bps: 100_000_000_000,
@@ -141,10 +141,16 @@ pub(super) fn plan(jobs: &[(u64, u8, u64)]) -> Plan {
         frame_bytes: 4200,
         buffer_bytes: 1 << 20,
     };
-    let guarantee = |(job, dscp, percent): &(u64, u8, u64)| Guarantee {
+    let shares = jobs.iter().map(|(job, dscp, percent)| (*job, *dscp, percent * 1_000_000_000));
+    plan_of(port, &shares.collect::<Vec<_>>())
+}
+
+/// Jobs by number, DSCP and bits per second on this port.
+pub(super) fn plan_of(port: Port, jobs: &[(u64, u8, u64)]) -> Plan {
+    let guarantee = |(job, dscp, bps): &(u64, u8, u64)| Guarantee {
         job: *job,
         dscp: Dscp::new(*dscp).expect("a code point"),
-        bps: percent * 1_000_000_000,
+        bps: *bps,
         flows: 1,
         latency: Latency::Normal,
         burst_bytes: 0,

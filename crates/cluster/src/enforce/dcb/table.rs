@@ -154,9 +154,9 @@ fn apportioned(weights: &[u32], whole: u64) -> Vec<u64> {
 
 #[cfg(test)]
 mod tests {
-    use parfait::job::Latency;
-    use parfait::queues::{Guarantee, Port, Scheme};
+    use parfait::queues::Port;
 
+    use super::super::fake::plan_of;
     use super::*;
 
     const MBIT: u64 = 1_000_000;
@@ -170,17 +170,7 @@ mod tests {
             frame_bytes: 1518,
             buffer_bytes: 1 << 20,
         };
-        let guarantee = |(job, dscp, bps): &(u64, u8, u64)| Guarantee {
-            job: *job,
-            dscp: Dscp::new(*dscp).expect("a code point"),
-            bps: *bps,
-            flows: 1,
-            latency: Latency::Normal,
-            burst_bytes: 0,
-            is_contended: true,
-        };
-        let guarantees: Vec<Guarantee> = jobs.iter().map(guarantee).collect();
-        Plan::new(port, Scheme::Matched, &guarantees).expect("a plan")
+        plan_of(port, jobs)
     }
 
     #[test]
