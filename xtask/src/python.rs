@@ -92,6 +92,9 @@ fn run(args: &[String]) -> Result<(), Failure> {
     let examples = ["-k".to_owned(), "test_training".to_owned()];
     let args = if trains { &examples } else { args };
     show_packages(&python, torch.as_deref())?;
+    if args.is_empty() {
+        install_as_users(&folder.join("user-venv"), &target.join("debug"))?;
+    }
     test(&python, &target.join("debug/dquant"), args)
 }
 
@@ -176,6 +179,30 @@ pub(crate) fn install(python: &Path, wheel: &Path) -> Result<(), Failure> {
     let mut pip = process::Command::new(python);
     pip.args(["-m", "pip", "install", "--quiet", "--force-reinstall", "--no-deps", "--no-index"]);
     shell::run(pip.arg(wheel))
+}
+
+/// Installs the package from its folder into a new virtual environment, as users do, which has to
+/// give them the command line, too. It takes what is built in the folder `built`.
+fn install_as_users(venv: &Path, built: &Path) -> Result<(), Failure> {
+    shell::run(process::Command::new("python3").args(["-m", "venv", "--clear"]).arg(venv))?;
+    let mut pip = process::Command::new(venv.join("bin/python"));
+    pip.args(["-m", "pip", "install", "--quiet", "./bindings/python"]).current_dir(root());
+    pip.env("DQUANT_PROGRAMS", built);
+    shell::run(pip.env("MATURIN_PEP517_ARGS", "--locked --profile dev --features full"))?;
+    let dquant = venv.join("bin/dquant");
+    let shown = shell::output(process::Command::new(&dquant).arg("--help"))?;
+    if !shown.contains("Usage: dquant") {
+        return Err(Failure::check(format!("{}: no help in {shown}", dquant.display())));
+    }
+    // The library of `dquant run` came with it.
+    let mut run = process::Command::new(&dquant);
+    let link = "readlink -f \"${LD_LIBRARY_PATH%%:*}/libibverbs.so.1\"";
+    let used = shell::output(run.args(["run", "--", "sh", "-c", link]))?;
+    let library = venv.join("lib/dquant");
+    match used.contains(&*library.to_string_lossy()) {
+        true => Ok(()),
+        false => Err(Failure::check(format!("dquant run does not use {}", library.display()))),
+    }
 }
 
 /// The wheel in a folder.
