@@ -104,3 +104,61 @@ impl<W: Owner> Application for Driven<'_, W> {
         self.0.note_rescue();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use super::*;
+    use crate::owned::Software;
+
+    /// Has something in shared memory the first time it wants to sleep.
+    struct Busy {
+        adapter: Software,
+        turns: u32,
+        asked: u32,
+        woken: u32,
+    }
+
+    impl Owner for Busy {
+        type Adapter = Software;
+
+        const SPIN: Duration = Duration::ZERO;
+
+        fn adapter(&mut self) -> &mut Software {
+            &mut self.adapter
+        }
+
+        fn turn(&mut self, now: Time) -> Turn {
+            self.turns += 1;
+            self.adapter.turn(now, |_, _| false);
+            if self.woken == 2 { Turn::Stop } else { Turn::Idle(Some(now)) }
+        }
+
+        fn prepare_sleep(&mut self) -> bool {
+            self.asked += 1;
+            self.asked > 1
+        }
+
+        fn woken(&mut self) {
+            self.woken += 1;
+        }
+    }
+
+    #[test]
+    fn what_is_awaited_beside_the_adapter_keeps_its_thread_awake() {
+        let at = SocketAddr::from(([127, 7, 5, 1], 0));
+        let adapter = Software::bind(at, 1 << 16, 0, 7).expect("loopback");
+        let driver = driver(&adapter).expect("descriptors");
+        let mut busy = Busy { adapter, turns: 0, asked: 0, woken: 0 };
+        run(&driver, &mut busy);
+        assert_eq!((busy.turns, busy.asked, busy.woken), (3, 2, 2));
+    }
+
+    #[test]
+    fn a_device_in_order_has_no_trouble() {
+        let at = SocketAddr::from(([127, 7, 5, 2], 0));
+        let mut adapter = Software::bind(at, 1 << 16, 0, 7).expect("loopback");
+        assert_eq!(take_trouble(&mut adapter, |what| panic!("{what}")), None);
+    }
+}

@@ -211,7 +211,7 @@ where
             0 => infos[0] = Some(info),
             // Rank 0 gives up by itself, and may have begun to wait later.
             _ => {
-                until = until + PREPARE_LIMIT;
+                until += PREPARE_LIMIT;
                 let Config { rank, version, ref terms, .. } = config;
                 let join = Join { version, rank, terms: terms.clone(), info };
                 transmits.push_back((0, Message::Join(join)));

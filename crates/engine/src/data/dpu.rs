@@ -334,8 +334,12 @@ impl<F: Adapter> Owner for Engine<F> {
     /// Signals every host that waits, and announces which credits we wait for.
     fn prepare_sleep(&mut self) -> bool {
         self.turns.slept();
-        // For every one, even after one that has work: `woken` undoes it.
-        self.streams.iter_mut().fold(true, |idle, stream| stream.sink.prepare_sleep() && idle)
+        let mut is_idle = true;
+        for stream in &mut self.streams {
+            // For every one, even after one that has work: `woken` undoes it.
+            is_idle &= stream.sink.prepare_sleep();
+        }
+        is_idle
     }
 
     fn woken(&mut self) {

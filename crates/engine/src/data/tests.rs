@@ -1,6 +1,7 @@
 //! Abandoned streams and sessions are released, however full the queue of an engine is.
 
 use adapter::congestion::Choice;
+use adapter::owned::Trouble;
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, Instant};

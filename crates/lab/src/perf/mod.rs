@@ -7,10 +7,10 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`mod@test`] | one test and what is allowed in it |
-//! | [`histogram`] | latencies, in bounded memory |
+//! | `histogram` | latencies, in bounded memory |
 //! | [`messages`] | the messages between client and server |
-//! | [`ends`] | what one side of a test creates on its device, and the bytes that it expects |
-//! | [`requester`], [`responder`] | what each side does in a turn |
+//! | `ends` | what one side of a test creates on its device, and the bytes that it expects |
+//! | `requester`, `responder` | what each side does in a turn |
 //! | [`client`], [`server`] | a test from its beginning to its result |
 //!
 //! The devices are opened in [`devices`](crate::devices). The command line and the form of results

@@ -138,7 +138,7 @@ impl Session {
     fn run(&mut self, test: Test) -> Result<(), Error> {
         let done = match test.complaint() {
             Some((why, hint)) => Err(Error::invalid(why).hint(hint)),
-            None => fresh_seed().map_err(Error::from).and_then(|seed| self.prepare(test, seed)),
+            None => fresh_seed().and_then(|seed| self.prepare(test, seed)),
         };
         if let Err(error) = &done {
             let (why, hint) = error.parts();

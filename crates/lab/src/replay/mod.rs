@@ -10,7 +10,7 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`schedule`] | who sends what to whom, phase by phase |
-//! | [`content`] | the bytes of a message, and their check |
+//! | `content` | the bytes of a message, and their check |
 //! | [`wire`] | what ranks tell each other as it is written, and failures in words |
 //! | [`rendezvous`] | the bootstrap of a rank over its control connections |
 //! | [`exchange`] | what a rank posts and awaits, step by step, and what it measures |
