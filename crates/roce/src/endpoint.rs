@@ -11,10 +11,10 @@
 //! keeps of more packets and READs than ever before.
 
 mod device;
+mod output;
+mod schedule;
 
 use alloc::collections::VecDeque;
-use alloc::vec::Vec;
-use core::mem;
 use core::net::{IpAddr, SocketAddr};
 
 use arrayvec::ArrayVec;
@@ -28,7 +28,7 @@ use crate::direct::{
     Backlog, Direct, Handed, Holding, MessageAck, MessageHeader, Posted, QpDescriptor,
 };
 use crate::events::EventQueue;
-use crate::io::{Origin, Payload, Telemetry, TxFrame};
+use crate::io::Origin;
 use crate::memory::pd::PdTable;
 use crate::memory::region::{RegionTable, Registration};
 use crate::multicast::Groups;
@@ -58,6 +58,8 @@ pub use crate::verbs::transition::MAX_RD_ATOMIC;
 pub use crate::verbs::{
     AsyncEvent, AttrMask, Connect, Mtu, QpAttr, QpConfig, QpState, Reliability, SrqConfig,
 };
+pub(crate) use output::Output;
+use schedule::Schedule;
 
 /// Bits of a queue pair number.
 const QPN_BITS: u32 = 24;
@@ -122,44 +124,6 @@ impl Default for EndpointConfig {
 /// pair.
 pub(crate) type Admits<'a> = dyn FnMut(&Path, Qpn, Transport, usize) -> usize + 'a;
 
-/// A packet that a queue pair puts out, built in place.
-#[derive(Debug, Default)]
-pub(crate) struct Output {
-    /// Where its payload is.
-    delivery: Delivery,
-    packet: Option<(Path, Headers)>,
-    telemetry: Telemetry,
-}
-
-impl Output {
-    fn clear(&mut self) {
-        self.delivery.pieces.clear();
-        self.packet = None;
-    }
-
-    fn parts(&mut self) -> (&mut Delivery, &mut Option<(Path, Headers)>) {
-        (&mut self.delivery, &mut self.packet)
-    }
-
-    fn into_transmit(self) -> Option<Transmit> {
-        let (path, headers) = self.packet?;
-        Some(Transmit { path, headers, payload: self.delivery.pieces, pad: headers.bth().pad })
-    }
-
-    /// The packet as a frame, with its headers encoded.
-    pub(crate) fn frame(&mut self) -> Option<TxFrame<'static>> {
-        let (path, headers) = self.packet.as_ref()?;
-        let pieces = mem::take(&mut self.delivery.pieces);
-        Some(TxFrame {
-            path: *path,
-            header: headers.emit(),
-            payload: Payload::Gather(pieces),
-            pad: headers.bth().pad,
-            telemetry: mem::take(&mut self.telemetry),
-        })
-    }
-}
-
 #[derive(Debug)]
 struct QpEntry {
     qp: Qp,
@@ -199,18 +163,7 @@ pub struct Endpoint {
     groups: Groups,
     events: EventQueue,
     qps: Slab<QpEntry>,
-    /// Slots of queue pairs that may have something to send.
-    ready: VecDeque<u32>,
-    /// Packets left in the turn of the queue pair at the front of `ready`; 0 before its turn
-    /// begins.
-    turn_left: u32,
-    /// Packets that the wire has admitted for it and that were not made yet, and how many to ask
-    /// for next.
-    granted: u32,
-    ask_for: u32,
-    /// Slots of queue pairs whose destinations admit nothing, and when to query the wire again.
-    parked: Vec<u32>,
-    parked_until: Option<Time>,
+    schedule: Schedule,
     deadlines: Deadlines,
     /// Divides our link among the senders whose windows we advertise.
     advertiser: Advertiser,
@@ -241,12 +194,7 @@ impl Endpoint {
             groups: Groups::default(),
             events: EventQueue::default(),
             qps,
-            ready: VecDeque::new(),
-            turn_left: 0,
-            granted: 0,
-            ask_for: 1,
-            parked: Vec::new(),
-            parked_until: None,
+            schedule: Schedule::default(),
             deadlines: Deadlines::default(),
             advertiser: Advertiser::default(),
             counters: Counters::default(),
@@ -355,9 +303,7 @@ impl Endpoint {
         self.deadlines.set(slot, None);
         self.advertiser.forget(slot);
         if entry.is_ready {
-            self.ready.retain(|&ready| ready != slot);
-            self.parked.retain(|&parked| parked != slot);
-            self.turn_left = 0;
+            self.schedule.forget(slot);
         }
         Ok(())
     }
@@ -829,10 +775,9 @@ impl Endpoint {
         output: &mut Output,
     ) -> bool {
         output.clear();
-        while let Some(&slot) = self.ready.front() {
+        while let Some(slot) = self.schedule.front() {
             if !self.take_turn(slot, admits) {
-                self.ready.pop_front();
-                self.parked.push(slot);
+                self.schedule.park();
                 continue;
             }
             let Output { delivery, packet, telemetry } = output;
@@ -867,8 +812,7 @@ impl Endpoint {
 
     /// The queue pair at the front of the ready queue has nothing more to send.
     fn leave_queue(&mut self) {
-        self.turn_left = 0;
-        let slot = self.ready.pop_front();
+        let slot = self.schedule.leave();
         if let Some(entry) = slot.and_then(|slot| self.qps.at_mut(slot)) {
             entry.is_ready = false;
         }
@@ -882,65 +826,54 @@ impl Endpoint {
         let Some(QpEntry { qp, .. }) = self.qps.at(slot) else {
             return true;
         };
-        if self.turn_left == 0 {
-            (self.turn_left, self.granted, self.ask_for) = (self.config.burst_packets, 0, 1);
-        }
-        if self.granted > 0 || !qp.wants_to_send() {
+        self.schedule.begin_turn(self.config.burst_packets);
+        if self.schedule.has_grant() || !qp.wants_to_send() {
             return true;
         }
         let Some((path, dest)) = qp.next_destination() else {
             return true;
         };
         let waits_behind_own = self.outbox.len() > 0 && self.outbox.holds(qp.qpn());
-        let wanted = self.ask_for.min(self.turn_left);
+        let wanted = self.schedule.wanted();
         let service = qp.transport();
         let mut ask = || admits(&path, dest, service, wanted as usize) as u32;
-        self.granted = if waits_behind_own { 0 } else { ask() };
+        let granted = if waits_behind_own { 0 } else { ask() };
         // Each datagram may have its own destination.
-        self.ask_for = if service == Transport::Ud { 1 } else { 2 * wanted };
-        if self.granted == 0 {
-            self.turn_left = 0;
-        }
-        self.granted > 0
+        let ask_for = if service == Transport::Ud { 1 } else { 2 * wanted };
+        self.schedule.grant(granted, ask_for)
     }
 
     /// Packets admitted and not made yet are admitted no longer: the wire has sent a burst.
     pub(crate) fn end_grant(&mut self) {
         if !self.seeded.is(Bug::GrantKept) {
-            (self.granted, self.ask_for) = (0, 1);
+            self.schedule.end_grant();
         }
     }
 
     /// Returns parked queue pairs to the ready queue, if it is time to query the wire.
     #[inline]
     pub(crate) fn unpark(&mut self, now: Time) {
-        if self.parked.is_empty() {
-            self.parked_until = None;
-        } else if self.parked_until.is_none_or(|at| at <= now) {
-            let forgets = self.seeded.is(Bug::ParkedForgotten);
-            let returning = if forgets { 1 } else { self.parked.len() };
-            self.ready.extend(self.parked.drain(..).take(returning));
-            self.parked_until = None;
-        }
+        let most = if self.seeded.is(Bug::ParkedForgotten) { 1 } else { usize::MAX };
+        self.schedule.unpark(now, most);
     }
 
     /// Whether no queue pair has anything to send.
     #[inline]
     pub fn is_quiet(&self) -> bool {
-        self.ready.is_empty() && self.parked.is_empty() && self.outbox.len() == 0
+        self.schedule.is_empty() && self.outbox.len() == 0
     }
 
     /// Sets how long queue pairs stay parked: to the wire's next wake-up, or the next turn if it
     /// has none.
     pub(crate) fn park_until(&mut self, now: Time, at: Option<Time>) {
-        let is_waiting = !self.parked.is_empty() || self.outbox.len() > 0;
-        self.parked_until = is_waiting.then(|| at.unwrap_or(now));
+        let is_waiting = self.schedule.has_parked() || self.outbox.len() > 0;
+        self.schedule.park_until(is_waiting.then(|| at.unwrap_or(now)));
     }
 
     /// The next destination of every queue pair that has something to send and is waiting for its
     /// turn or for the wire.
     pub fn waiting_paths(&self) -> impl Iterator<Item = Path> {
-        let waiting = self.ready.iter().chain(&self.parked).filter_map(|&slot| self.qps.at(slot));
+        let waiting = self.schedule.waiting().filter_map(|slot| self.qps.at(slot));
         let waiting = waiting.filter(|entry| entry.qp.wants_to_send());
         waiting.filter_map(|entry| entry.qp.next_destination()).map(|(path, _)| path)
     }
@@ -948,12 +881,12 @@ impl Endpoint {
     /// The wire has room again, sooner than it said: the next turn queries it for parked queue
     /// pairs.
     pub fn readmit(&mut self, now: Time) {
-        self.parked_until = self.parked_until.map(|at| at.min(now));
+        self.schedule.readmit(now);
     }
 
     /// When to query the wire for parked queue pairs again.
     pub(crate) fn parked_until(&self) -> Option<Time> {
-        self.parked_until
+        self.schedule.parked_until()
     }
 
     /// The next response to READs and atomics of the peer, ahead of other queue pairs' turns.
@@ -965,15 +898,13 @@ impl Endpoint {
     }
 
     fn end_turn_if_due(&mut self, slot: u32) {
-        self.turn_left = self.turn_left.saturating_sub(1);
-        self.granted = self.granted.saturating_sub(1);
-        if self.turn_left > 0 {
+        if self.schedule.count_packet() {
             if !self.qps.at(slot).is_some_and(|entry| entry.qp.wants_to_send()) {
                 self.leave_queue();
             }
             return;
         }
-        self.ready.rotate_left(1);
+        self.schedule.pass_on();
         if let Some(entry) = self.qps.at_mut(slot) {
             entry.qp.end_burst();
         }
@@ -1153,11 +1084,12 @@ impl Endpoint {
     /// Whether acknowledgements are all that is to be sent, and none of them reports a loss: they
     /// may wait for the program's reply.
     pub fn owes_only_acks(&self) -> bool {
-        let waits = |&slot: &u32| self.qps.at(slot).is_none_or(|entry| entry.qp.owes_only_ack());
-        self.parked.is_empty()
+        let waits = |slot: u32| self.qps.at(slot).is_none_or(|entry| entry.qp.owes_only_ack());
+        let mut ready = self.schedule.ready();
+        !self.schedule.has_parked()
             && self.outbox.len() == 0
-            && self.ready.len() <= MAX_WAITING_ACKS
-            && self.ready.iter().all(waits)
+            && ready.len() <= MAX_WAITING_ACKS
+            && ready.all(waits)
     }
 
     // ---- plumbing ------------------------------------------------------------------------------
@@ -1195,7 +1127,7 @@ impl Endpoint {
         let entry = self.qps.at_mut(slot)?;
         if !entry.is_ready && entry.qp.wants_to_send() {
             entry.is_ready = true;
-            self.ready.push_back(slot);
+            self.schedule.add(slot);
         }
         Some(done)
     }
