@@ -13,8 +13,8 @@
 //! Rules: no randomness but the input, no clock, no global state, so that an input is always
 //! replayed exactly; and no check that depends on the endpoint's implementation.
 
+mod access;
 mod forge;
-mod judge;
 mod ledger;
 mod node;
 pub mod packet;

@@ -20,11 +20,11 @@ use sim::graph::Graph;
 use sim::memory::Arena;
 use sim::network::{Network, NetworkConfig, Packet};
 
-use crate::judge::{Grant, Judge, Pane, STRETCH_BYTES, STRETCHES, memory, stretch};
+use crate::access::{AccessCheck, Grant, Pane, STRETCH_BYTES, STRETCHES, memory, stretch};
 use crate::ledger::{Flow, Heard, Queue};
 
 /// The memory of a node.
-pub(crate) type Memory = Arena<Judge>;
+pub(crate) type Memory = Arena<AccessCheck>;
 pub(crate) type Node = sim::network::Node<Memory>;
 
 /// The type of a slot's queue pair.

@@ -148,7 +148,7 @@ fn frame(input: &[u8]) {
     let mut again = Vec::new();
     frame.emit(&mut again).expect("it was decoded");
     assert_eq!(again, input, "the frame encoded again differs");
-    judge(&frame.packet);
+    check_fields(&frame.packet);
 }
 
 fn ip_packet(input: &[u8]) {
@@ -158,10 +158,10 @@ fn ip_packet(input: &[u8]) {
     let mut again = Vec::new();
     packet.emit(&mut again).expect("it was decoded");
     assert_eq!(again, input[..input.len() - rest.len()], "the packet encoded again differs");
-    judge(&packet);
+    check_fields(&packet);
 }
 
-fn judge(packet: &Packet<'_>) {
+fn check_fields(packet: &Packet<'_>) {
     let right = Packet { icrc: packet.computed_icrc(), ..*packet };
     assert!(right.icrc_is_right());
     packet.udp_checksum().expect("it was decoded, so it is not too long");

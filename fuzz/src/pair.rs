@@ -6,8 +6,8 @@
 //! dropped, everything else arrives in order, receives are posted. Then each queue pair must finish
 //! its work or be in error, within a bounded number of steps.
 //!
-//! Checks on the way: every memory access ([`Judge`](crate::judge::Judge)), every completion
-//! ([`Ledger`](crate::ledger::Ledger)), and that sending terminates.
+//! Checks on the way: every memory access ([`AccessCheck`](crate::access::AccessCheck)), every
+//! completion ([`Ledger`](crate::ledger::Ledger)), and that sending terminates.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -22,8 +22,8 @@ use roce::wire::{Bth, Headers, Psn, ROCE_PORT};
 use roce::world::{Ecn, Path};
 use sim::network::{Network, Packet};
 
+use crate::access::{Grant, STRETCHES};
 use crate::forge::{self, Target};
-use crate::judge::{Grant, STRETCHES};
 use crate::ledger::Queue;
 use crate::node::{
     self, Host, MIXES, Memory, Program, QKEY, SLOTS, Shape, Slot, Window, attributes, group,

@@ -1,7 +1,7 @@
 /* Ping-pong and bandwidth of an MPI library, for `cargo xtask bench fabric`.
  *
- * mpi_pace latency SIZE ROUNDS     median half round trip in microseconds, of batches of 100 rounds
- * mpi_pace bandwidth SIZE MESSAGES GB/s with a window of eight messages
+ * mpi_bench latency SIZE ROUNDS     median half round trip in microseconds, of batches of 100 rounds
+ * mpi_bench bandwidth SIZE MESSAGES GB/s with a window of eight messages
  */
 #include <mpi.h>
 #include <stdio.h>
@@ -74,7 +74,7 @@ int main(int argc, char **argv)
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     int size = argc > 3 ? atoi(argv[2]) : 0, count = argc > 3 ? atoi(argv[3]) : 0;
     if (size <= 0 || count <= 0) {
-        fprintf(stderr, "usage: mpi_pace latency|bandwidth SIZE COUNT\n");
+        fprintf(stderr, "usage: mpi_bench latency|bandwidth SIZE COUNT\n");
         MPI_Abort(MPI_COMM_WORLD, 2);
     }
     char *buffer = malloc(size);

@@ -83,7 +83,7 @@ const FLOORS: &[(&str, &str)] = &[
          dependencies
          routes: graph channels dependencies
          lanes: channels dependencies routes
-         judge: channels dependencies routes lanes",
+         validator: channels dependencies routes lanes",
     ),
     (
         "crates/subnet/src",
@@ -141,7 +141,7 @@ const FLOORS: &[(&str, &str)] = &[
          log: runs separation job demand outage network site loads ledger placement repair queues
          repair_log: ledger placement repair log
          agent: seeded job ledger queues shifts
-         turns: seeded job demand outage loads ledger log shifts agent
+         staggering: seeded job demand outage loads ledger log shifts agent
          brain: *",
     ),
     (
@@ -202,7 +202,7 @@ const FLOORS: &[(&str, &str)] = &[
         "crates/cluster/src/enforce",
         "link
          dcb
-         paces
+         rate_limits
          htb",
     ),
     (

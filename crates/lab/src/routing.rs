@@ -1,14 +1,14 @@
 //! What routing engines make of a topology: paths, loads of channels, and the lanes that they need.
 //!
-//! Engines and their judge are in the crate `topology`; times are those of this machine.
+//! Engines and their validator are in the crate `topology`; times are those of this machine.
 
 use std::time::Instant;
 
 use ::topology::channels::Channels;
 use ::topology::graph::Topology;
-use ::topology::judge::{Verdict, judge};
 use ::topology::lanes::{Lanes, MAX_LANES};
 use ::topology::routes::{Engine, RouteError, Tables};
+use ::topology::validator::{Findings, validate};
 use serde::Serialize;
 
 /// What one engine's tables do.
@@ -57,8 +57,8 @@ impl Routed {
         let started = Instant::now();
         let tables = engine.route(topology, channels)?;
         let wall_ns = started.elapsed().as_nanos() as u64;
-        let verdict = judge(channels, &tables, &Lanes::one(channels));
-        Ok(Routed::new(engine, topology, channels, &tables, &verdict, wall_ns))
+        let findings = validate(channels, &tables, &Lanes::one(channels));
+        Ok(Routed::new(engine, topology, channels, &tables, &findings, wall_ns))
     }
 
     fn new(
@@ -66,31 +66,31 @@ impl Routed {
         topology: &Topology,
         channels: &Channels,
         tables: &Tables,
-        verdict: &Verdict,
+        findings: &Findings,
         wall_ns: u64,
     ) -> Routed {
         let name = |channel: &u32| {
             let switch = channels.switches()[channels.get(*channel).from as usize];
             topology.node(switch).name().to_owned()
         };
-        let vls = match verdict.cycle {
+        let vls = match findings.cycle {
             None => Some(1),
             Some(_) => Lanes::assign(channels, tables, MAX_LANES).ok().map(|lanes| lanes.count()),
         };
         Routed {
             engine: engine.to_string(),
-            pairs: verdict.pairs,
-            lost: verdict.lost,
-            looping: verdict.looping,
-            longer: verdict.longer,
-            mean_hops: verdict.mean_hops_milli() as f64 / 1e3,
-            most_hops: verdict.most_hops,
-            most_load: verdict.most_load(),
-            mean_load: verdict.mean_load_tenths() as f64 / 10.0,
-            least_load: verdict.least_load(),
-            links_used: verdict.used(),
+            pairs: findings.pairs,
+            lost: findings.lost,
+            looping: findings.looping,
+            longer: findings.longer,
+            mean_hops: findings.mean_hops_milli() as f64 / 1e3,
+            most_hops: findings.most_hops,
+            most_load: findings.most_load(),
+            mean_load: findings.mean_load_tenths() as f64 / 10.0,
+            least_load: findings.least_load(),
+            links_used: findings.used(),
             vls,
-            credit_loop: verdict.cycle.as_ref().map(|cycle| cycle.iter().map(name).collect()),
+            credit_loop: findings.cycle.as_ref().map(|cycle| cycle.iter().map(name).collect()),
             wall_ns,
         }
     }

@@ -51,7 +51,7 @@ use crate::placement::search::{self, Memory};
 use crate::repair_log::{self, Part};
 use crate::seeded::{Bug, Seeded};
 use crate::site::Ground;
-use crate::turns::{self, Turn, Turns};
+use crate::staggering::{self, Stagger, Staggering};
 
 /// Most requests that wait for the write before them.
 pub const MAX_WAITING: usize = 1024;
@@ -314,7 +314,7 @@ pub struct Counters {
     /// Commands that agents refused.
     pub commands_refused: u64,
     /// Answers to what was given up, or never asked.
-    pub strays: u64,
+    pub stale_replies: u64,
     /// Reports of jobs that are not on that host.
     pub implausible: u64,
 }
@@ -362,7 +362,7 @@ struct Leader {
     has_begun: bool,
     links: BTreeMap<NodeId, Link>,
     /// Of what is durable.
-    turns: Turns,
+    staggering: Staggering,
 }
 
 #[derive(Debug)]
@@ -491,9 +491,9 @@ impl Brain {
     }
 
     /// Whether and when a job takes turns with others, if it says its cycle and this brain leads.
-    pub fn turn(&self, job: JobId) -> Option<&Turn> {
+    pub fn stagger(&self, job: JobId) -> Option<&Stagger> {
         let Role::Leading(leader) = &self.role else { return None };
-        leader.turns.turn(job)
+        leader.staggering.stagger(job)
     }
 
     /// What the agent of a node measured last.
@@ -585,7 +585,7 @@ impl Brain {
     /// The lease store says who has the lease.
     pub fn handle_lease(&mut self, ticket: u64, lease: Lease, now_ns: u64) {
         let Some(at) = self.claims.iter().position(|(claim, _)| *claim == ticket) else {
-            self.counters.strays += 1;
+            self.counters.stale_replies += 1;
             return;
         };
         // Answers to claims before this one are older.
@@ -598,7 +598,7 @@ impl Brain {
             return;
         }
         if is_over(sent_ns, self.config.lease_ns, now_ns) {
-            self.counters.strays += 1;
+            self.counters.stale_replies += 1;
             return;
         }
         self.held_since_ns = sent_ns;
@@ -610,11 +610,11 @@ impl Brain {
     /// The log is open, or not.
     pub fn handle_opened(&mut self, ticket: u64, opened: Result<Image, StorageError>, now_ns: u64) {
         let Role::Opening { term, ticket: own, .. } = self.role else {
-            self.counters.strays += 1;
+            self.counters.stale_replies += 1;
             return;
         };
         if own != Some(ticket) {
-            self.counters.strays += 1;
+            self.counters.stale_replies += 1;
             return;
         }
         match opened {
@@ -627,11 +627,11 @@ impl Brain {
     /// What was to be stored is durable, or not.
     pub fn handle_stored(&mut self, ticket: u64, stored: Result<(), StorageError>, now_ns: u64) {
         let Role::Leading(leader) = &mut self.role else {
-            self.counters.strays += 1;
+            self.counters.stale_replies += 1;
             return;
         };
         if leader.storing.as_ref().is_none_or(|(own, _, _)| *own != ticket) {
-            self.counters.strays += 1;
+            self.counters.stale_replies += 1;
             return;
         }
         let term = leader.term;
@@ -646,13 +646,14 @@ impl Brain {
         match leader.storing.take().map(|(_, _, write)| write) {
             Some(Write::Begin) => {
                 leader.has_begun = true;
-                leader.turns.follow(&leader.book, self.seeded);
+                leader.staggering.follow(&leader.book, self.seeded);
                 self.plan_nodes(None, now_ns);
             }
             Some(Write::Batch { at, length, answers, mut nodes }) => {
                 leader.end = at + length;
-                let shifted = leader.turns.follow(&leader.book, self.seeded);
-                let hosts = shifted.into_iter().flat_map(|job| turns::hosts(&leader.book, job));
+                let shifted = leader.staggering.follow(&leader.book, self.seeded);
+                let hosts =
+                    shifted.into_iter().flat_map(|job| staggering::hosts(&leader.book, job));
                 nodes.extend(hosts);
                 self.answer(answers);
                 self.plan_nodes(Some(nodes), now_ns);
@@ -716,15 +717,15 @@ impl Brain {
     /// An agent answers a command.
     pub fn handle_reply(&mut self, node: NodeId, reply: Reply) {
         let Role::Leading(leader) = &mut self.role else {
-            self.counters.strays += 1;
+            self.counters.stale_replies += 1;
             return;
         };
         let Some(link) = leader.links.get_mut(&node) else {
-            self.counters.strays += 1;
+            self.counters.stale_replies += 1;
             return;
         };
         if reply.position != (Position { term: leader.term, sequence: link.sequence }) {
-            self.counters.strays += 1;
+            self.counters.stale_replies += 1;
             return;
         }
         self.counters.commands_refused += u64::from(reply.verdict.is_err());
@@ -829,8 +830,9 @@ impl Brain {
         let links = self.governed.iter().map(|node| (*node, Link::default())).collect();
         let ticket = self.ticket();
         let storing = Some((ticket, now_ns, Write::Begin));
-        let turns = Turns::default();
-        let leader = Leader { opening, term, book, end, storing, has_begun: false, links, turns };
+        let staggering = Staggering::default();
+        let leader =
+            Leader { opening, term, book, end, storing, has_begun: false, links, staggering };
         self.role = Role::Leading(Box::new(leader));
         self.effects.push_back(Effect::Append { opening, at, bytes });
         self.effects.push_back(Effect::Sync { opening, ticket });
@@ -950,7 +952,7 @@ impl Brain {
     fn plan_nodes(&mut self, nodes: Option<BTreeSet<NodeId>>, now_ns: u64) {
         let Role::Leading(leader) = &mut self.role else { return };
         let nodes = nodes.unwrap_or_else(|| self.governed.clone());
-        for (node, plan) in plans(&leader.book, &leader.turns, &nodes) {
+        for (node, plan) in plans(&leader.book, &leader.staggering, &nodes) {
             let Some(link) = leader.links.get_mut(&node) else { continue };
             link.sequence = self.next_sequence;
             self.next_sequence += 1;
@@ -1141,9 +1143,9 @@ fn hosts_of(book: &Book, job: JobId) -> impl Iterator<Item = NodeId> + '_ {
 
 /// The plans of nodes; one that has no jobs has an empty one. A job's time is that of those who
 /// send, its workers' hosts.
-fn plans(book: &Book, turns: &Turns, nodes: &BTreeSet<NodeId>) -> BTreeMap<NodeId, Plan> {
+fn plans(book: &Book, staggering: &Staggering, nodes: &BTreeSet<NodeId>) -> BTreeMap<NodeId, Plan> {
     let network = book.ledger().network();
-    let phases = turns.phases(book);
+    let phases = staggering.phases(book);
     let mut plans: BTreeMap<NodeId, Plan> = nodes.iter().map(|node| (*node, Plan::new())).collect();
     for (link, trunk) in network.links() {
         let from = network.ends(link).0;

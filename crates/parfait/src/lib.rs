@@ -26,7 +26,7 @@
 //! | [`shifts`] | when jobs begin to send, so that they take turns |
 //! | [`log`] | the ledger of admissions as an append-only log |
 //! | [`agent`] | what the agent of a host does: the last good plan of the highest term |
-//! | [`turns`] | which admitted jobs take turns, from the log alone |
+//! | [`staggering`] | which admitted jobs take turns, from the log alone |
 //! | [`brain`] | what a brain does: leads by a lease, admits, sends plans |
 //! | [`profile`] | what a running job does on the network, from what was seen of it |
 //! | [`seeded`] | known bugs, to test the simulation |
@@ -60,4 +60,4 @@ pub mod separation;
 pub mod shifts;
 pub mod site;
 pub mod spread;
-pub mod turns;
+pub mod staggering;

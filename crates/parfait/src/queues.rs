@@ -28,11 +28,11 @@
 //! each flow is even with or behind those of the job, so `s` of at most `S` flows get at least that
 //! part. [`Plan::lag_bytes`] bounds how far DWRR lags behind in any interval.
 //!
-//! Proof of Q4: paces of all jobs but one, `t`, and `t`'s guarantee add up to at most the queue's
-//! part of the port. So `t` gets what paces leave, at least its guarantee, and each of its flows at
-//! least its ratio. No flow of a paced job gets less than one of `t`, unless its pace is lower; its
-//! ratio is not above that of `t`, and its pace not below its guarantee, so it has its guarantee
-//! either way.
+//! Proof of Q4: rate limits of all jobs but one, `t`, and `t`'s guarantee add up to at most the
+//! queue's part of the port. So `t` gets what rate limits leave, at least its guarantee, and each
+//! of its flows at least its ratio. No flow of a paced job gets less than one of `t`, unless its
+//! rate limit is lower; its ratio is not above that of `t`, and its rate limit not below its
+//! guarantee, so it has its guarantee either way.
 //!
 //! | [`Scheme`] | how queues are chosen |
 //! |---|---|
@@ -40,7 +40,7 @@
 //! | `Contended` | after QShare: the largest contended jobs have queues of their own, the others share one |
 //! | `Levels` | after Crux: priorities are compressed into levels, in order, so that least is lost |
 //! | `Matched` | ours: as many guarantees as possible are assured, at the least sum of weights |
-//! | `Paced` | the same queues, and paces where weights are not enough |
+//! | `Paced` | the same queues, and rate limits where weights are not enough |
 //!
 //! [`rebinding`] leads from one plan to the next.
 
@@ -168,8 +168,8 @@ pub enum Scheme {
     /// assured, those that are not contended are left out of what is shared: they have their part
     /// of the sum, and more once a plan knows that they send.
     Matched,
-    /// Queues as `Matched` would choose them for contended jobs, whoever is; and paces (Q4) for
-    /// jobs in queues in which a contended job is not assured.
+    /// Queues as `Matched` would choose them for contended jobs, whoever is; and rate limits (Q4)
+    /// for jobs in queues in which a contended job is not assured.
     Paced,
 }
 
@@ -246,7 +246,7 @@ pub struct Binding {
     /// Its queue, from 0.
     pub queue: u8,
     /// What its senders must not exceed together; none if they need not be paced.
-    pub pace_bps: Option<u64>,
+    pub rate_limit_bps: Option<u64>,
     /// What it gets at least (Q2, Q4) beside the contended jobs of its queue.
     pub assured_bps: u64,
 }
@@ -298,7 +298,7 @@ impl Plan {
         self.binding(job).is_some_and(|own| own.guarantee.is_contended)
     }
 
-    /// The same queues for the same jobs, with the weights and paces that suit those that are
+    /// The same queues for the same jobs, with the weights and rate limits that suit those that are
     /// contended now.
     ///
     /// # Errors
@@ -341,7 +341,7 @@ impl Plan {
             let unpaced = |job: &Guarantee| Binding {
                 guarantee: *job,
                 queue,
-                pace_bps: None,
+                rate_limit_bps: None,
                 assured_bps: assured_bps(&port, weight, job, jobs),
             };
             let mut own: Vec<Binding> = jobs.iter().map(unpaced).collect();
@@ -513,7 +513,7 @@ fn needs(port: &Port, jobs: &[Guarantee]) -> Vec<u128> {
     (0..contended.max(1)).map(|exposed| u128::from(need(port, jobs, exposed))).collect()
 }
 
-/// Paces the jobs of a queue (Q4), if one that is contended is not assured.
+/// Rate limits the jobs of a queue (Q4), if one that is contended is not assured.
 fn pace(queue_bps: u64, queue: &mut [Binding]) {
     let is_exposed = |own: &Binding| own.guarantee.is_contended && !own.is_assured();
     if !queue.iter().any(is_exposed) {
@@ -527,7 +527,7 @@ fn pace(queue_bps: u64, queue: &mut [Binding]) {
         let job = &own.guarantee;
         let beside = u128::from(part(&top)) * u128::from(job.flows) / u128::from(top.flows);
         own.assured_bps = part(job).min(u64::try_from(beside).unwrap_or(u64::MAX));
-        own.pace_bps = (job.job != top.job).then(|| part(job));
+        own.rate_limit_bps = (job.job != top.job).then(|| part(job));
     }
 }
 

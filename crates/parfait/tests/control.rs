@@ -18,7 +18,7 @@ use parfait::queues::Dscp;
 use parfait::repair_log::Part;
 use parfait::site::{Ground, Site};
 use parfait::spread::Ecmp;
-use parfait::turns::Alone;
+use parfait::staggering::Alone;
 use topology::graph::{Capacity, NodeId};
 use topology::shape::Shape;
 
@@ -489,7 +489,7 @@ fn plans_have_the_times_of_jobs_that_take_turns_until_one_is_released() {
         own.map(|share| share.phase).collect::<Vec<Option<Phase>>>()
     };
     assert_eq!(phases(&brain, 1), [None; 6], "it is alone");
-    assert_eq!(brain.turn(1).expect("it says its cycle").phase, Err(Alone::Free));
+    assert_eq!(brain.stagger(1).expect("it says its cycle").phase, Err(Alone::Free));
     brain.handle_request(request(1, 2, job), 70);
     let sync = ticket_of(&drain(&mut brain));
     assert_eq!(phases(&brain, 1), [None; 6], "not durable yet");
@@ -502,7 +502,7 @@ fn plans_have_the_times_of_jobs_that_take_turns_until_one_is_released() {
     });
     assert_eq!((first.period_ns, first.shift_ns, first.exchange_ns), (24_480_000, 0, 7_000_000));
     assert!((7_000_000..=17_000_000).contains(&second.shift_ns), "{second:?}");
-    assert_eq!(brain.turn(2).expect("it says its cycle").with, [1]);
+    assert_eq!(brain.stagger(2).expect("it says its cycle").with, [1]);
     let commands = |effects: &[Effect]| {
         effects.iter().filter(|effect| matches!(effect, Effect::Send { .. })).count()
     };
@@ -519,7 +519,7 @@ fn plans_have_the_times_of_jobs_that_take_turns_until_one_is_released() {
     brain.handle_stored(sync, Ok(()), 110);
     assert_eq!((phases(&brain, 1), phases(&brain, 2)), (vec![], vec![None; 6]));
     assert_eq!(commands(&drain(&mut brain)), 6);
-    assert_eq!(brain.turn(2).expect("it says its cycle").phase, Err(Alone::Free));
+    assert_eq!(brain.stagger(2).expect("it says its cycle").phase, Err(Alone::Free));
 }
 
 #[test]
@@ -702,6 +702,6 @@ fn a_lying_agent_is_counted() {
     brain.handle_reply(switch, Reply { position, verdict: Ok(()), measures: measures.clone() });
     let future = Position { term: 5, sequence: 1 };
     brain.handle_reply(hosts[1], Reply { position: future, verdict: Ok(()), measures });
-    assert_eq!((brain.counters().implausible, brain.counters().strays), (3, 2));
+    assert_eq!((brain.counters().implausible, brain.counters().stale_replies), (3, 2));
     assert_eq!(brain.plan(hosts[1]), Some((&[][..], false)));
 }

@@ -38,7 +38,7 @@ fn check(plan: &Plan, guarantees: &[Guarantee]) {
     for guarantee in guarantees {
         let own = plan.binding(guarantee.job).expect("a queue");
         assert!(own.queue < port.queues);
-        assert!(own.pace_bps.is_none_or(|pace| pace >= guarantee.bps));
+        assert!(own.rate_limit_bps.is_none_or(|pace| pace >= guarantee.bps));
     }
     for queue in 0..port.queues {
         assert!(plan.queue_bps(queue) >= sum_bps(plan, queue), "queue {queue} of {plan:?}");
@@ -159,7 +159,7 @@ fn matched_and_paced_queues_violate_less_than_a_static_hash() {
             if queues >= 7 {
                 assert_eq!(ours.below, 0, "{what}");
             }
-            // Nobody begins to send, so what is left is a turn of DWRR or a burst of a pace.
+            // Nobody begins to send, so what is left is a turn of DWRR or a burst of a rate limit.
             if scheme == Scheme::Paced && backlogged == 12 {
                 assert!(1_000 * ours.below <= 10 * ours.sending, "{what}: {ours:?}");
             }
@@ -331,7 +331,7 @@ struct State<'a> {
     bound: BTreeMap<Dscp, u8>,
     /// By job: the queues that may have packets of it.
     queues: BTreeMap<u64, BTreeSet<u8>>,
-    has_paces: bool,
+    has_rate_limits: bool,
 }
 
 impl State<'_> {
@@ -358,8 +358,8 @@ impl State<'_> {
                 let queue = self.new.binding(*job).expect("in both").queue;
                 self.queues.insert(*job, BTreeSet::from([queue]));
             }
-            Step::Pace(job, pace) => {
-                self.has_paces = true;
+            Step::RateLimit(job, pace) => {
+                self.has_rate_limits = true;
                 let new = self.new.binding(*job).expect("of the new plan");
                 assert!(pace.is_none_or(|pace| pace >= new.guarantee.bps));
             }
@@ -379,7 +379,7 @@ impl State<'_> {
             let flows =
                 |job: &u64| u64::from(self.new.binding(*job).expect("in both").guarantee.flows);
             let all: u64 = jobs.iter().map(flows).sum();
-            for job in jobs.iter().filter(|_| !self.has_paces) {
+            for job in jobs.iter().filter(|_| !self.has_rate_limits) {
                 let is_assured = [self.old, self.new]
                     .iter()
                     .all(|plan| plan.binding(*job).expect("in both").is_assured());
@@ -399,7 +399,7 @@ fn check_steps(old: &Plan, new: &Plan, steps: &[Step]) {
         weights: old.weights().to_vec(),
         bound: old.bindings().iter().map(|own| (own.guarantee.dscp, own.queue)).collect(),
         queues: stay.map(|own| (own.guarantee.job, BTreeSet::from([own.queue]))).collect(),
-        has_paces: old.bindings().iter().any(|own| own.pace_bps.is_some()),
+        has_rate_limits: old.bindings().iter().any(|own| own.rate_limit_bps.is_some()),
     };
     for step in steps {
         state.step(step);

@@ -48,7 +48,7 @@ pub trait Guard {
 
     /// Checks an access before it happens. The guard chooses whether to record a violation or to
     /// panic.
-    fn judge(&self, addr: u64, len: usize, touch: Touch);
+    fn check(&self, addr: u64, len: usize, touch: Touch);
 }
 
 /// An access outside registered memory (C3), or to lent memory.
@@ -95,7 +95,7 @@ impl Regions {
 
     /// Only the device may access these bytes until they are given back.
     pub fn lend(&mut self, addr: u64, len: u64) {
-        self.judge(addr, len as usize, Touch::Write);
+        self.check(addr, len as usize, Touch::Write);
         self.lent.push((addr, addr + len));
     }
 
@@ -133,7 +133,7 @@ impl Guard for Regions {
         self.known.retain(|known| known.lkey != lkey);
     }
 
-    fn judge(&self, addr: u64, len: usize, touch: Touch) {
+    fn check(&self, addr: u64, len: usize, touch: Touch) {
         if self.trespass.get().is_none() && !self.allows(addr, len, touch) {
             let trespass = Trespass { addr, len, touch };
             assert!(!self.is_strict, "{trespass}");
@@ -215,7 +215,7 @@ impl<G: Guard> Arena<G> {
 
 impl<G: Guard> Memory for Arena<G> {
     fn gather(&self, addr: u64, into: &mut [u8]) {
-        self.guard.judge(addr, into.len(), Touch::Read);
+        self.guard.check(addr, into.len(), Touch::Read);
         match self.locate(addr, into.len()) {
             Some(at) => into.copy_from_slice(&self.bytes[at..at + into.len()]),
             None => into.fill(0),
@@ -223,14 +223,14 @@ impl<G: Guard> Memory for Arena<G> {
     }
 
     fn scatter(&mut self, addr: u64, from: &[u8]) {
-        self.guard.judge(addr, from.len(), Touch::Write);
+        self.guard.check(addr, from.len(), Touch::Write);
         if let Some(at) = self.locate(addr, from.len()) {
             self.bytes[at..at + from.len()].copy_from_slice(from);
         }
     }
 
     fn atomic(&mut self, addr: u64, op: AtomicOp) -> u64 {
-        self.guard.judge(addr, 8, Touch::Atomic);
+        self.guard.check(addr, 8, Touch::Atomic);
         let Some(at) = self.locate(addr, 8) else {
             return 0;
         };
@@ -250,12 +250,12 @@ impl<G: Guard> Memory for Arena<G> {
 /// Panics if the bytes are not in the arena.
 impl<G: Guard> Staging for Arena<G> {
     fn bytes(&self, addr: u64, len: usize) -> &[u8] {
-        self.guard.judge(addr, len, Touch::Read);
+        self.guard.check(addr, len, Touch::Read);
         self.peek(addr, len)
     }
 
     fn bytes_mut(&mut self, addr: u64, len: usize) -> &mut [u8] {
-        self.guard.judge(addr, len, Touch::Write);
+        self.guard.check(addr, len, Touch::Write);
         let at = (addr - BASE) as usize;
         &mut self.bytes[at..at + len]
     }

@@ -1,4 +1,4 @@
-//! Topologies of hosts and switches, routing engines, and a judge of their forwarding tables.
+//! Topologies of hosts and switches, routing engines, and a validator of their forwarding tables.
 //!
 //! Nothing in here touches an operating system, and nothing is random but by a seed that the caller
 //! passes: the same topology gives the same tables on every machine. What travels through a
@@ -16,7 +16,7 @@
 //! | [`dependencies`] | which channels wait for which, and cycles of them |
 //! | [`routes`] | forwarding tables, and the engines that compute them |
 //! | [`lanes`] | virtual lanes that keep credit loops out |
-//! | [`judge`] | what a set of tables does |
+//! | [`validator`] | what a set of tables does |
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -29,9 +29,9 @@ pub mod dependencies;
 pub mod drawing;
 pub mod graph;
 pub mod htsim;
-pub mod judge;
 pub mod lanes;
 pub mod lingjun;
 pub mod routes;
 pub mod shape;
 pub mod text;
+pub mod validator;

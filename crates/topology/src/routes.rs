@@ -12,7 +12,7 @@
 //! | [`balanced`] | shortest | all pairs of end ports on all links, by rip-up and reroute | everywhere; with [`lanes`](crate::lanes) |
 //!
 //! [`mend`] keeps what it can of tables after links are gone. What a table does is for
-//! [`judge`](crate::judge) to say.
+//! [`validator`](crate::validator) to say.
 
 pub mod balanced;
 pub mod dimension_order;

@@ -3,24 +3,24 @@
 
 use topology::channels::Channels;
 use topology::graph::{Capacity, Kind, LinkId, Topology};
-use topology::judge::{Verdict, judge};
 use topology::lanes::{Lanes, MAX_LANES};
 use topology::routes::{Engine, RouteError};
 use topology::shape::Shape;
+use topology::validator::{Findings, validate};
 
 fn built(text: &str) -> Topology {
     let shape: Shape = text.parse().expect(text);
     shape.build(Capacity::default()).expect(text)
 }
 
-fn judged(topology: &Topology, engine: Engine) -> Result<Verdict, RouteError> {
+fn validated(topology: &Topology, engine: Engine) -> Result<Findings, RouteError> {
     let channels = Channels::of(topology);
     let tables = engine.route(topology, &channels)?;
     let lanes = match engine {
         Engine::Balanced => Lanes::assign(&channels, &tables, MAX_LANES).expect("enough lanes"),
         _ => Lanes::one(&channels),
     };
-    Ok(judge(&channels, &tables, &lanes))
+    Ok(validate(&channels, &tables, &lanes))
 }
 
 /// Removes every `each`-th link between switches.
@@ -50,8 +50,8 @@ fn every_pair_has_a_path_and_no_engine_loops() {
     for text in SHAPES {
         let topology = built(text);
         for engine in Engine::ALL {
-            let verdict = match judged(&topology, engine) {
-                Ok(verdict) => verdict,
+            let findings = match validated(&topology, engine) {
+                Ok(findings) => findings,
                 Err(why @ RouteError::Unsuitable { .. }) => {
                     assert_eq!(engine, Engine::FatTree, "{text}: {why}");
                     continue;
@@ -59,13 +59,13 @@ fn every_pair_has_a_path_and_no_engine_loops() {
                 Err(why) => panic!("{text}, {engine}: {why}"),
             };
             let ends = Channels::of(&topology).end_ports().len() as u64;
-            assert_eq!(verdict.pairs, ends * (ends - 1), "{text}, {engine}");
-            assert!(verdict.is_whole(), "{text}, {engine}");
+            assert_eq!(findings.pairs, ends * (ends - 1), "{text}, {engine}");
+            assert!(findings.is_whole(), "{text}, {engine}");
             if matches!(engine, Engine::MinHop | Engine::DimensionOrder | Engine::Balanced) {
-                assert_eq!(verdict.longer, 0, "{text}, {engine}");
+                assert_eq!(findings.longer, 0, "{text}, {engine}");
             }
             if matches!(engine, Engine::UpDown | Engine::FatTree | Engine::Balanced) {
-                assert_eq!(verdict.cycle, None, "{text}, {engine}");
+                assert_eq!(findings.cycle, None, "{text}, {engine}");
             }
         }
     }
@@ -80,9 +80,9 @@ fn damaged_fabrics_are_routed_too() {
             continue;
         }
         for engine in [Engine::UpDown, Engine::MinHop, Engine::Balanced] {
-            let verdict = judged(&topology, engine).expect(text);
-            assert!(verdict.is_whole(), "{text}, {engine}");
-            assert!(verdict.cycle.is_none() || engine == Engine::MinHop, "{text}, {engine}");
+            let findings = validated(&topology, engine).expect(text);
+            assert!(findings.is_whole(), "{text}, {engine}");
+            assert!(findings.cycle.is_none() || engine == Engine::MinHop, "{text}, {engine}");
         }
     }
 }
@@ -100,10 +100,10 @@ fn a_tree_that_lost_links_is_routed_from_one_root() {
         topology.remove(dead);
     }
     for engine in [Engine::UpDown, Engine::Balanced, Engine::MinHop] {
-        let verdict = judged(&topology, engine).expect("one part");
-        assert!(verdict.is_whole() && verdict.cycle.is_none(), "{engine}");
+        let findings = validated(&topology, engine).expect("one part");
+        assert!(findings.is_whole() && findings.cycle.is_none(), "{engine}");
     }
-    let refused = judged(&topology, Engine::FatTree).expect_err("no tree any more").to_string();
+    let refused = validated(&topology, Engine::FatTree).expect_err("no tree any more").to_string();
     assert!(refused.contains("links are missing"), "{refused}");
 }
 
@@ -117,8 +117,8 @@ fn balanced_is_at_least_as_good_as_the_best_of_opensm() {
         ("torus:6x6:4", 460, 4_021, 3),
     ];
     for (text, most_load, mean_hops, most_lanes) in asked {
-        let verdict = judged(&built(text), Engine::Balanced).expect(text);
-        let found = (verdict.most_load(), verdict.mean_hops_milli(), verdict.lanes);
+        let findings = validated(&built(text), Engine::Balanced).expect(text);
+        let found = (findings.most_load(), findings.mean_hops_milli(), findings.lanes);
         println!("{text}: load {}, hops {}, lanes {}", found.0, found.1, found.2);
         assert!(found.0 <= most_load, "{text}: {found:?}");
         assert_eq!(found.1, mean_hops, "{text}: {found:?}");
@@ -130,15 +130,15 @@ fn balanced_is_at_least_as_good_as_the_best_of_opensm() {
 /// program.
 #[test]
 fn dimension_order_needs_lanes_in_a_torus_and_none_in_a_tree() {
-    let verdict = judged(&built("torus:6x6:4"), Engine::DimensionOrder).expect("a torus");
-    assert_eq!((verdict.most_load(), verdict.used()), (576, 144), "as opensm's dor");
-    let cycle = verdict.cycle.expect("rings");
+    let findings = validated(&built("torus:6x6:4"), Engine::DimensionOrder).expect("a torus");
+    assert_eq!((findings.most_load(), findings.used()), (576, 144), "as opensm's dor");
+    let cycle = findings.cycle.expect("rings");
     assert!(cycle.len() >= 3, "{cycle:?}");
-    let verdict = judged(&built("fat-tree:8"), Engine::FatTree).expect("a tree");
-    assert_eq!((verdict.most_load(), verdict.used()), (124, 512), "as opensm's ftree");
+    let findings = validated(&built("fat-tree:8"), Engine::FatTree).expect("a tree");
+    assert_eq!((findings.most_load(), findings.used()), (124, 512), "as opensm's ftree");
     for engine in [Engine::MinHop, Engine::UpDown] {
-        let verdict = judged(&built("fat-tree:8"), engine).expect("a tree");
-        assert_eq!((verdict.most_load(), verdict.used()), (448, 320), "as opensm's minhop, updn");
+        let findings = validated(&built("fat-tree:8"), engine).expect("a tree");
+        assert_eq!((findings.most_load(), findings.used()), (448, 320), "as opensm's minhop, updn");
     }
 }
 
@@ -148,7 +148,7 @@ fn hosts_do_not_forward() {
     assert_eq!(topology.check(), Ok(()));
     for engine in Engine::ALL {
         let why =
-            judged(&topology, engine).expect_err("levels are joined by hosts alone").to_string();
+            validated(&topology, engine).expect_err("levels are joined by hosts alone").to_string();
         assert!(why.ends_with("hosts do not forward"), "{why}");
     }
 }

@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 
 use topology::channels::Channels;
 use topology::graph::Capacity;
-use topology::judge::judge;
 use topology::lanes::Lanes;
 use topology::lingjun;
 use topology::routes::Engine;
+use topology::validator::validate;
 
 #[test]
 fn the_published_cluster_is_routed() {
@@ -29,6 +29,6 @@ fn the_published_cluster_is_routed() {
     assert_eq!((topology.hosts().count(), topology.switches().count()), (847, 119 + 8 * 4));
     let channels = Channels::of(&topology);
     let tables = Engine::FatTree.route(&topology, &channels).expect("a tree");
-    let verdict = judge(&channels, &tables, &Lanes::one(&channels));
-    assert!(verdict.is_whole(), "{verdict:?}");
+    let findings = validate(&channels, &tables, &Lanes::one(&channels));
+    assert!(findings.is_whole(), "{findings:?}");
 }

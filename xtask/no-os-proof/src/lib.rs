@@ -2,10 +2,10 @@
 //!
 //! It brings its own panic handler and its own allocator. The standard library brings both as well,
 //! so the moment any crate in the graph of `roce`, `controls`, `sim`, `topology`, `subnet`,
-//! `parfait`, `xio` or `comm` links `std`, the compiler refuses this package with a duplicate `panic_impl`.
-//! So `cargo xtask check` proves "no clock, no socket, no file, no thread, no operating-system
-//! randomness" on every change. A second check reads the symbols that the archive imports: a crate
-//! that uses the C library without `std` is named there.
+//! `parfait`, `xio` or `comm` links `std`, the compiler refuses this package with a duplicate
+//! `panic_impl`. So `cargo xtask check` proves "no clock, no socket, no file, no thread, no
+//! operating-system randomness" on every change. A second check reads the symbols that the archive
+//! imports: a crate that uses the C library without `std` is named there.
 //!
 //! Nothing in here runs. The package is its own workspace, so that features enabled by other
 //! members (`std` of `thiserror`, for one) do not affect the proof.

@@ -331,7 +331,7 @@ fn build(options: &Options, missing: &Missing) -> Result<Tools, Failure> {
     let examples = ["--example", "raw_udp", "--example", "raw_xdp"];
     let mut build = cargo(&["build", "--release", "--package", "nic", "--features", "xdp"]);
     shell::run(build.args(examples))?;
-    let mpi_pace = match missing.of("mpicc").or(missing.of("mpirun")) {
+    let mpi_bench = match missing.of("mpicc").or(missing.of("mpirun")) {
         Some(why) => Err(Obstacle::new(why)),
         None => compile_mpi(&folder),
     };
@@ -339,12 +339,12 @@ fn build(options: &Options, missing: &Missing) -> Result<Tools, Failure> {
     // Both on the only core where there is one.
     let cores = [0, last.min(1)];
     let examples = folder.join("release/examples");
-    Ok(Tools { dquant, examples, mpi_pace, cores })
+    Ok(Tools { dquant, examples, mpi_bench, cores })
 }
 
 fn compile_mpi(folder: &Path) -> Result<PathBuf, Obstacle> {
-    let program = folder.join("mpi_pace");
-    let source = root().join("xtask/peers/mpi_pace.c");
+    let program = folder.join("mpi_bench");
+    let source = root().join("xtask/peers/mpi_bench.c");
     let output = Process::new("mpicc").args(["-O2", "-o"]).arg(&program).arg(source).output();
     let output = output.map_err(|error| Obstacle(format!("mpicc: {error}")))?;
     if output.status.success() {

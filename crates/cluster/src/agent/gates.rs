@@ -94,7 +94,7 @@ impl Gates {
         self.table.follow_clock();
         self.mend();
         let table = Arc::clone(&self.table);
-        self.judge(|dscp| table.exchanges(dscp));
+        self.assess(|dscp| table.exchanges(dscp));
     }
 
     /// Replaces counters that somebody truncated, and says so.
@@ -102,20 +102,20 @@ impl Gates {
         let mended = self.table.repair();
         match &mended {
             Ok(true) => log::line(
-                "paces: 'buckets' had another size, and is replaced: see who is in the folder's group",
+                "rate limits: 'buckets' had another size, and is replaced: see who is in the folder's group",
             ),
             Err(error) if !self.is_blind => {
-                log::line(format!("paces: 'buckets' cannot be replaced: {error}"));
+                log::line(format!("rate limits: 'buckets' cannot be replaced: {error}"));
             }
             Ok(false) | Err(_) => {}
         }
         self.is_blind = mended.is_err();
     }
 
-    fn judge(&mut self, counted: impl Fn(u8) -> Exchanges) {
+    fn assess(&mut self, counted: impl Fn(u8) -> Exchanges) {
         let mut is_changed = false;
         for (dscp, timed) in &mut self.timed {
-            let late = timed.punctuality.judge(counted(*dscp), timed.phase.period_ns);
+            let late = timed.punctuality.assess(counted(*dscp), timed.phase.period_ns);
             if let Some(mean_ns) = late.filter(|_| timed.dropped.is_none()) {
                 timed.dropped = Some(mean_ns);
                 is_changed = true;
@@ -183,11 +183,11 @@ mod tests {
         }
 
         /// Judges after as many more exchanges of DSCP 26, which have waited so long each.
-        fn judge(&mut self, exchanges: u64, wait_ns: u64) {
+        fn assess(&mut self, exchanges: u64, wait_ns: u64) {
             self.counted.begun += exchanges;
             self.counted.waited_ns += exchanges * wait_ns;
             let counted = self.counted;
-            self.gates.judge(|dscp| if dscp == 26 { counted } else { Exchanges::default() });
+            self.gates.assess(|dscp| if dscp == 26 { counted } else { Exchanges::default() });
         }
     }
 
@@ -236,11 +236,11 @@ mod tests {
     fn counters_that_were_set_back_are_followed() {
         let mut lab = Lab::new("back");
         lab.apply(&[share(1, 1, 26, Some(PHASE))]);
-        lab.judge(u64::MAX, 0);
+        lab.assess(u64::MAX, 0);
         lab.counted = Exchanges::default();
-        lab.judge(1, 0);
-        lab.judge(JUDGED_EXCHANGES, 21_000_000);
-        lab.judge(JUDGED_EXCHANGES, 21_000_000);
+        lab.assess(1, 0);
+        lab.assess(JUDGED_EXCHANGES, 21_000_000);
+        lab.assess(JUDGED_EXCHANGES, 21_000_000);
         assert_eq!(lab.table.gate(26), None, "it is judged as before");
     }
 
@@ -250,24 +250,24 @@ mod tests {
         lab.apply(&[share(1, 1, 26, Some(PHASE))]);
         // The first exchange may have waited for long, others a little: so many and no fewer are
         // judged together.
-        lab.judge(1, 199_000_000);
-        lab.judge(JUDGED_EXCHANGES - 1, 14_000_000);
+        lab.assess(1, 199_000_000);
+        lab.assess(JUDGED_EXCHANGES - 1, 14_000_000);
         assert!(lab.table.gate(26).is_some() && lab.gates.note().is_empty());
         for _ in 0..3 {
-            lab.judge(JUDGED_EXCHANGES, 21_000_000);
-            lab.judge(JUDGED_EXCHANGES, 19_000_000);
+            lab.assess(JUDGED_EXCHANGES, 21_000_000);
+            lab.assess(JUDGED_EXCHANGES, 19_000_000);
         }
         assert!(lab.table.gate(26).is_some(), "now and then is by chance");
-        lab.judge(2 * JUDGED_EXCHANGES - 1, 21_000_000);
-        lab.judge(JUDGED_EXCHANGES - 1, 21_000_000);
+        lab.assess(2 * JUDGED_EXCHANGES - 1, 21_000_000);
+        lab.assess(JUDGED_EXCHANGES - 1, 21_000_000);
         assert!(lab.table.gate(26).is_some(), "one is missing");
-        lab.judge(1, 21_000_000);
+        lab.assess(1, 21_000_000);
         assert_eq!(lab.table.gate(26), None);
         let note = lab.gates.note();
         assert!(note.contains("job 'n1' does not keep its period of 200.0 ms"), "{note}");
         assert!(note.contains("waited 21.0 ms each"), "{note}");
         // A plan that says the same of it, and exchanges that nothing holds back, change nothing.
-        lab.judge(100, 0);
+        lab.assess(100, 0);
         lab.apply(&[share(1, 1, 26, Some(PHASE)), share(1, 2, 27, Some(PHASE))]);
         assert!(lab.table.gate(26).is_none() && lab.table.gate(27).is_some());
         assert_eq!(lab.gates.note(), note);

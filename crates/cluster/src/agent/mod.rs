@@ -102,7 +102,7 @@ pub struct Config {
     /// How jobs are given queues.
     pub scheme: Scheme,
     /// What wires of this machine read; times of jobs are not kept without.
-    pub paces: Option<Arc<RateTable>>,
+    pub rate_limits: Option<Arc<RateTable>>,
     /// What the enforcer is called, for people.
     pub enforcer: String,
 }
@@ -222,7 +222,7 @@ impl Body {
             _ if !self.note.is_empty() => self.note.clone(),
             Some(gates) => lock(gates).note(),
             None if self.agent.plan().iter().any(|share| share.phase.is_some()) => {
-                "it keeps no paces, so exchanges of jobs begin when they like".to_owned()
+                "it keeps no rate limits, so exchanges of jobs begin when they like".to_owned()
             }
             None => String::new(),
         }
@@ -437,7 +437,7 @@ pub fn run<E: From<Error>>(
         in_force: Vec::new(),
         file,
         enforcer,
-        gates: config.paces.clone().map(|table| Arc::new(Mutex::new(Gates::new(table)))),
+        gates: config.rate_limits.clone().map(|table| Arc::new(Mutex::new(Gates::new(table)))),
         jobs: Jobs::default(),
         sent: BTreeMap::new(),
         measured: Instant::now(),

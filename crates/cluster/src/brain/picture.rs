@@ -171,14 +171,14 @@ impl Picture<'_> {
 
     fn cycle(&self, job: u64, cycle: Cycle) -> CycleView {
         let Cycle { period_ns, exchange_ns } = cycle;
-        let turn = self.brain.turn(job);
-        let phase = turn.and_then(|turn| turn.phase.ok());
+        let stagger = self.brain.stagger(job);
+        let phase = stagger.and_then(|stagger| stagger.phase.ok());
         CycleView {
             period_ns,
             exchange_ns,
             turn: phase.map(|Phase { period_ns, shift_ns, .. }| TurnView { period_ns, shift_ns }),
-            why: turn.and_then(|turn| turn.phase.err()).map(|why| why.to_string()),
-            with: turn.map_or_else(Vec::new, |turn| turn.with.clone()),
+            why: stagger.and_then(|stagger| stagger.phase.err()).map(|why| why.to_string()),
+            with: stagger.map_or_else(Vec::new, |stagger| stagger.with.clone()),
         }
     }
 
@@ -287,7 +287,7 @@ impl Picture<'_> {
             ("agents.commands_resent", counters.resent),
             ("agents.commands_refused", counters.commands_refused),
             ("agents.implausible_measures", counters.implausible),
-            ("strays", counters.strays),
+            ("strays", counters.stale_replies),
         ];
         named.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
     }

@@ -6,7 +6,7 @@
 //! | module | what keeps a plan |
 //! |---|---|
 //! | [`dcb`] | the traffic classes of a NIC: IEEE 802.1Qaz bandwidths, and priorities by DSCP |
-//! | [`paces`] | the senders themselves: token buckets in the queue pairs of this machine |
+//! | [`rate_limits`] | the senders themselves: token buckets in the queue pairs of this machine |
 //! | [`htb`] | Linux' hierarchical token bucket: software RoCE over UDP, at senders and at switches that run Linux |
 //!
 //! Whether their interfaces are there, [`link`] says.
@@ -14,7 +14,7 @@
 pub mod dcb;
 pub mod htb;
 pub mod link;
-pub mod paces;
+pub mod rate_limits;
 
 use parfait::ledger::JobId;
 use parfait::queues::Plan;
@@ -25,7 +25,7 @@ use thiserror::Error;
 pub struct PortPlan {
     /// The network interface through which packets leave.
     pub interface: String,
-    /// Jobs with their DSCPs, guarantees and paces, and the queues that they share.
+    /// Jobs with their DSCPs, guarantees and rate limits, and the queues that they share.
     pub plan: Plan,
 }
 

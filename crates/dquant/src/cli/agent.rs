@@ -10,7 +10,7 @@ use clap::{Args, ValueEnum};
 use cluster::agent::{self, Config, Jobs, PortConfig, Ready};
 use cluster::enforce::dcb::Dcb;
 use cluster::enforce::htb::Htb;
-use cluster::enforce::paces::{Paces, WithPaces};
+use cluster::enforce::rate_limits::{RateLimits, WithRateLimits};
 use cluster::enforce::{EnforceError, Enforcer, Nothing, link};
 use cluster::local::{self, Membership, Refusal};
 use cluster::words::counted;
@@ -40,8 +40,8 @@ Examples:
   dquant agent --node leaf0 --port 1=swp1:25Gbit --port 2=swp2:25Gbit --brain 10.0.0.5,10.0.0.6 \\
       --state leaf0.state --token-file token
   dquant agent --node host0 --port 1=eth0:1Gbit --enforce none --state agent.state --token-file token
-  dquant agent --node host0 --port 1=eth0:100Gbit --enforce paces --brain 10.0.0.5 --token-file token
-  dquant agent --node host0 --port 1=eth0:25Gbit --brain 10.0.0.5 --paces /run/dquant/host0 --token-file token"
+  dquant agent --node host0 --port 1=eth0:100Gbit --enforce rate-limits --brain 10.0.0.5 --token-file token
+  dquant agent --node host0 --port 1=eth0:25Gbit --brain 10.0.0.5 --rate-limits /run/dquant/host0 --token-file token"
 )]
 pub(super) struct AgentCommand {
     /// This node's name in the topology
@@ -60,11 +60,11 @@ pub(super) struct AgentCommand {
     #[arg(long, value_enum, default_value = "htb")]
     enforce: Choice,
 
-    /// Folder by which senders here keep paces and times of exchanges; empty for none
+    /// Folder by which senders here keep rate limits and times of exchanges; empty for none
     ///
     /// Senders find another one than the usual /run/dquant/paces by DQUANT_PACES.
     #[arg(long, value_name = "FOLDER", value_parser = OsStringValueParser::new().map(PathBuf::from))]
-    paces: Option<PathBuf>,
+    rate_limits: Option<PathBuf>,
 
     /// Replace what an administrator has configured at these ports
     #[arg(long)]
@@ -102,10 +102,11 @@ pub(super) struct AgentCommand {
 enum Choice {
     /// Queues of Linux, a class for each job
     Htb,
-    /// Traffic classes of a network card, and paces of senders where classes are too few
+    /// Traffic classes of a network card, and rate limits of senders where classes are too few
     Dcb,
-    /// Paces of senders alone: for AF_XDP, and interfaces without queues to configure
-    Paces,
+    /// Rate limits of senders alone: for AF_XDP, and interfaces without queues to configure
+    #[value(alias = "paces")]
+    RateLimits,
     /// Nothing: plans are kept and reported, and not put into force
     None,
 }
@@ -166,7 +167,7 @@ impl Choice {
         match self {
             Choice::Htb => "htb",
             Choice::Dcb => "dcb",
-            Choice::Paces => "paces",
+            Choice::RateLimits => "rate-limits",
             Choice::None => "none",
         }
     }
@@ -174,27 +175,29 @@ impl Choice {
     fn open(
         self,
         replace: bool,
-        paces: Option<Arc<RateTable>>,
+        rate_limits: Option<Arc<RateTable>>,
     ) -> Result<Box<dyn Enforcer>, EnforceError> {
-        let others = paces.clone().filter(|_| matches!(self, Choice::Htb | Choice::None));
-        let enforcer: Box<dyn Enforcer> = match (self, paces.map(Paces::new)) {
+        let others = rate_limits.clone().filter(|_| matches!(self, Choice::Htb | Choice::None));
+        let enforcer: Box<dyn Enforcer> = match (self, rate_limits.map(RateLimits::new)) {
             (Choice::Htb, _) if replace => Box::new(Htb::open()?.replacing()),
             (Choice::Htb, _) => Box::new(Htb::open()?),
-            (Choice::Dcb, Some(paces)) => Box::new(WithPaces::new(Dcb::open()?, paces)),
+            (Choice::Dcb, Some(rate_limits)) => {
+                Box::new(WithRateLimits::new(Dcb::open()?, rate_limits))
+            }
             (Choice::Dcb, None) => Box::new(Dcb::open()?),
-            (Choice::Paces, Some(paces)) => Box::new(paces),
-            (Choice::Paces | Choice::None, _) => Box::new(Nothing),
+            (Choice::RateLimits, Some(rate_limits)) => Box::new(rate_limits),
+            (Choice::RateLimits | Choice::None, _) => Box::new(Nothing),
         };
-        // Paces of an agent that was here before stay in force until they are set.
+        // Rate limits of an agent that was here before stay in force until they are set.
         others.iter().for_each(|table| table.set([]));
         Ok(enforcer)
     }
 
     /// The queues for jobs at each port, and how jobs are given them.
-    fn queues(self, queues: u8, has_paces: bool) -> (u8, Scheme) {
-        match (self, has_paces) {
+    fn queues(self, queues: u8, has_rate_limits: bool) -> (u8, Scheme) {
+        match (self, has_rate_limits) {
             // Nothing divides the port but its senders.
-            (Choice::Paces, _) => (1, Scheme::Paced),
+            (Choice::RateLimits, _) => (1, Scheme::Paced),
             (Choice::Dcb, true) => (queues, Scheme::Paced),
             _ => (queues, Scheme::Matched),
         }
@@ -203,10 +206,10 @@ impl Choice {
     /// The table that senders read. A folder that is named, or needed, has to be there; the usual one is kept where it can be.
     fn table(self, named: Option<&Path>) -> Result<Option<Arc<RateTable>>, CliError> {
         let folder = named.unwrap_or(Path::new(nic::rates::FOLDER));
-        let needs_it = self == Choice::Paces;
+        let needs_it = self == Choice::RateLimits;
         if folder.as_os_str().is_empty() {
-            let why = "--enforce paces has senders keep paces, and there is no folder to tell them";
-            let unusable = || CliError::usage(why).hint("name one by --paces");
+            let why = "--enforce rate-limits needs a folder to tell senders their limits";
+            let unusable = || CliError::usage(why).hint("name one by --rate-limits");
             return if needs_it { Err(unusable()) } else { Ok(None) };
         }
         let error = match RateTable::open(folder) {
@@ -216,11 +219,11 @@ impl Choice {
         let (why, hint) = match error.kind() {
             io::ErrorKind::WouldBlock => (
                 format!("{error}: one agent keeps a folder"),
-                "each agent has a folder of its own: name another one by --paces",
+                "each agent has a folder of its own: name another one by --rate-limits",
             ),
             _ => (
                 error.to_string(),
-                "name a folder that this user may write, or '' for none, by --paces",
+                "name a folder that this user may write, or '' for none, by --rate-limits",
             ),
         };
         let why = format!("paces in {}: {why}", folder.display());
@@ -276,11 +279,11 @@ impl AgentCommand {
         check_ports(&self.ports, self.enforce)?;
         let ports: Vec<PortConfig> =
             self.ports.into_iter().map(PortArg::config).collect::<Result<_, _>>()?;
-        let paces = self.enforce.table(self.paces.as_deref())?;
-        let enforcer = self.enforce.open(self.replace, paces.clone()).map_err(|error| {
+        let rate_limits = self.enforce.table(self.rate_limits.as_deref())?;
+        let enforcer = self.enforce.open(self.replace, rate_limits.clone()).map_err(|error| {
             CliError::from_cause(error).hint("HTB needs CAP_NET_ADMIN; --enforce none only reports")
         })?;
-        let (queues, scheme) = self.enforce.queues(self.queues, paces.is_some());
+        let (queues, scheme) = self.enforce.queues(self.queues, rate_limits.is_some());
         let config = Config {
             node: self.node,
             brains,
@@ -288,7 +291,7 @@ impl AgentCommand {
             ports,
             queues,
             scheme,
-            paces,
+            rate_limits,
             enforcer: self.enforce.name().to_owned(),
         };
         let mut listener = None;
@@ -395,7 +398,7 @@ mod tests {
 
     #[test]
     fn a_folder_that_is_named_or_needed_has_to_be_there() {
-        let folder = std::env::temp_dir().join(format!("agent-paces-{}", std::process::id()));
+        let folder = std::env::temp_dir().join(format!("agent-rate-limits-{}", std::process::id()));
         let table = Choice::None.table(Some(&folder)).expect("a temporary folder");
         assert!(table.is_some());
         let busy = Choice::Htb.table(Some(&folder)).expect_err("one agent keeps it");
@@ -408,19 +411,19 @@ mod tests {
         std::fs::remove_file(&folder).expect("it is ours");
         let none = Path::new("");
         assert!(Choice::Dcb.table(Some(none)).expect("none is asked for").is_none());
-        assert!(Choice::Paces.table(Some(none)).is_err());
-        assert_eq!(Choice::Paces.queues(7, true), (1, Scheme::Paced));
+        assert!(Choice::RateLimits.table(Some(none)).is_err());
+        assert_eq!(Choice::RateLimits.queues(7, true), (1, Scheme::Paced));
         assert_eq!(Choice::Dcb.queues(4, true), (4, Scheme::Paced));
         assert_eq!(Choice::Dcb.queues(4, false), (4, Scheme::Matched));
         assert_eq!(Choice::Htb.queues(4, true), (4, Scheme::Matched));
     }
 
     #[test]
-    fn paces_of_an_agent_before_end_with_another_way_to_enforce() {
+    fn rate_limits_of_an_agent_before_end_with_another_way_to_enforce() {
         let folder = std::env::temp_dir().join(format!("agent-before-{}", std::process::id()));
-        let table = Choice::Paces.table(Some(&folder)).expect("a folder").expect("a table");
+        let table = Choice::RateLimits.table(Some(&folder)).expect("a folder").expect("a table");
         table.set([(26, nic::rates::RateLimit::of(7_000_000))]);
-        Choice::Paces.open(false, Some(Arc::clone(&table))).expect("it needs no privilege");
+        Choice::RateLimits.open(false, Some(Arc::clone(&table))).expect("it needs no privilege");
         assert_eq!(table.bps(26), 7_000_000, "the plan of its state is put into force first");
         Choice::None.open(false, Some(Arc::clone(&table))).expect("it needs no privilege");
         assert_eq!(table.bps(26), 0);

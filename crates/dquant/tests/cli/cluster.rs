@@ -158,7 +158,7 @@ fn one_state_file_has_one_agent_and_ports_are_checked_at_the_start() {
         let args = ["agent", "--node", "host0", "--port", port, "--enforce", "none"];
         let more = ["--state", "agent.state", "--socket", "", "--brain", brain.address()];
         // The usual folder is the machine's, and this is a test.
-        [&args[..], &more, &["--paces", ""]].concat()
+        [&args[..], &more, &["--rate-limits", ""]].concat()
     };
     let wrong = agent("7=lo:100Gbit");
     let first = Daemon::start(&folder, "agent", &wrong);
@@ -178,10 +178,11 @@ fn one_state_file_has_one_agent_and_ports_are_checked_at_the_start() {
     drop(first);
     drop(Daemon::start(&folder, "again", &agent("1=lo:100Gbit")));
     let htb = ["agent", "--node", "host0", "--state", "htb.state", "--port", "1=none-such:1Gbit"];
-    let htb = [&htb[..], &["--paces", ""]].concat();
+    let htb = [&htb[..], &["--rate-limits", ""]].concat();
     run(&folder, &htb).failed(2, "port 1: there is no interface 'none-such'", "ip link");
     let folderless = ["agent", "--node", "host0", "--port", "1=lo:1Gbit", "--enforce", "none"];
-    let folderless = [&folderless[..], &["--state", "none/agent.state", "--paces", ""]].concat();
+    let folderless =
+        [&folderless[..], &["--state", "none/agent.state", "--rate-limits", ""]].concat();
     run(&folder, &folderless).failed(2, "none/agent.state.lock", "a folder that exists");
 }
 
@@ -190,7 +191,7 @@ fn one_state_file_has_one_agent_and_ports_are_checked_at_the_start() {
 fn programs_of_all_users_reach_an_agent_whatever_its_umask() {
     let folder = Folder::new("cluster-umask");
     let args = ["agent", "--node", "host0", "--port", "1=lo:1Gbit", "--enforce", "none"];
-    let places = ["--socket", "run/agent.sock", "--paces", "paces/of/all"];
+    let places = ["--socket", "run/agent.sock", "--rate-limits", "paces/of/all"];
     let more = ["--state", "agent.state", "--brain", "127.0.0.1:1"];
     let usual = folder.command(&[&args[..], &places, &more].concat());
     let mut narrow = Command::new("sh");
@@ -497,7 +498,7 @@ fn who_takes_the_place_of_a_brain_learns_no_token_and_an_agent_keeps_its_plan() 
     let listen = ["--listen", &address];
     let brain = Daemon::brain(&folder, "brain", &listen);
     let args = ["agent", "--node", "host0", "--port", "1=lo:100Gbit", "--enforce", "none"];
-    let more = ["--state", "agent.state", "--socket", "", "--paces", "", "--brain", &address];
+    let more = ["--state", "agent.state", "--socket", "", "--rate-limits", "", "--brain", &address];
     let agent = Daemon::start(&folder, "agent", &[&args[..], &more].concat());
     let job = ["job", "submit", "ring:4@5G spread=hosts:4", "--name", "llm", "--brain", &address];
     run(&folder, &job).good();

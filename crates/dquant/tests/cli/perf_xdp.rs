@@ -8,7 +8,7 @@ use std::process::Command;
 use super::Folder;
 use super::perf::{Server, results};
 
-/// Two namespaces with a link: 10.83.0.1 and .2. LocalPeers are known, so no packet waits for one.
+/// Two namespaces with a link: 10.83.0.1 and .2. Neighbours are known, so no packet waits for one.
 pub(super) struct Lab(pub(super) [String; 2]);
 
 fn ip(arguments: &str) -> bool {

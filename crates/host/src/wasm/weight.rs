@@ -25,7 +25,7 @@
 //! operator of the function. It compares the ways to compute each value, all of them again for
 //! every step of a chain of operators, and it writes sums of sums in hundreds of ways ([`sums`]).
 //! So a module has two weights, and one that is light with both is optimised.
-//! `examples/compile_pace.rs` measures what a weight costs, for every operator and for the worst
+//! `examples/compile_bench.rs` measures what a weight costs, for every operator and for the worst
 //! arrangements known.
 //!
 //! The constants were found with it for wasmtime 36.0.20, on one core of an AMD EPYC with AVX-512

@@ -22,7 +22,7 @@ const DSCP: u8 = 8;
 
 /// A job on the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Turn {
+pub struct Staggered {
     /// The job, by its place among those that were planned.
     pub job: usize,
     /// Its period.
@@ -48,14 +48,14 @@ pub struct Spans {
 /// When a connection fails.
 pub fn measure(
     capacity_bps: u64,
-    turns: &[Turn],
+    staggered: &[Staggered],
     shifts: &Shifts,
     periods: u64,
 ) -> Result<Vec<Spans>, ProofError> {
-    let together = run(capacity_bps, turns, None, periods)?;
-    let shifted = run(capacity_bps, turns, Some(shifts), periods)?;
+    let together = run(capacity_bps, staggered, None, periods)?;
+    let shifted = run(capacity_bps, staggered, Some(shifts), periods)?;
     let mut all = Vec::new();
-    for ((turn, together), shifted) in turns.iter().zip(together).zip(shifted) {
+    for ((turn, together), shifted) in staggered.iter().zip(together).zip(shifted) {
         let alone = run(capacity_bps, std::slice::from_ref(turn), None, periods)?;
         let alone = alone.into_iter().next().unwrap_or_default();
         all.push(Spans { alone, together, shifted });
@@ -65,14 +65,14 @@ pub fn measure(
 
 fn run(
     capacity_bps: u64,
-    turns: &[Turn],
+    staggered: &[Staggered],
     shifts: Option<&Shifts>,
     periods: u64,
 ) -> Result<Vec<Vec<Duration>>, ProofError> {
-    let mut tenants = Tenants::new(&network(capacity_bps, turns.len() as u32), WINDOWS);
+    let mut tenants = Tenants::new(&network(capacity_bps, staggered.len() as u32), WINDOWS);
     let mut programs = Vec::new();
-    for (place, turn) in (0..).zip(turns) {
-        let to = turns.len() as u32 + place;
+    for (place, turn) in (0..).zip(staggered) {
+        let to = staggered.len() as u32 + place;
         let line = tenants.connect(Pair { from: place, to, dscp: DSCP })?;
         if turn.burst.bps < capacity_bps {
             let burst = 4 * u64::from(frame_bytes(WINDOWS.mtu));
@@ -84,7 +84,7 @@ fn run(
         }
         programs.push(program(turn, line, capacity_bps, shifts));
     }
-    let longest = turns.iter().map(|turn| turn.period_ns).max().unwrap_or(0);
+    let longest = staggered.iter().map(|turn| turn.period_ns).max().unwrap_or(0);
     let until = Time::ZERO + Duration::from_nanos(longest) * periods;
     let mut spans = cycles::run(&mut tenants, programs, until)?;
     for own in &mut spans {
@@ -95,7 +95,7 @@ fn run(
     Ok(spans)
 }
 
-fn program(turn: &Turn, line: u32, capacity_bps: u64, shifts: Option<&Shifts>) -> Program {
+fn program(turn: &Staggered, line: u32, capacity_bps: u64, shifts: Option<&Shifts>) -> Program {
     let Burst { start_ns, length_ns, bps } = turn.burst;
     let wire = u128::from(bps.min(capacity_bps)) * u128::from(length_ns) / 8_000_000_000;
     let mtu = u128::from(WINDOWS.mtu.bytes());

@@ -442,7 +442,7 @@ impl Site<'_> {
     fn pace(&self, tenants: &mut Tenants, from: Vertex, plan: &parfait::queues::Plan) {
         let Vertex::Node(node) = from else { return };
         for own in plan.bindings() {
-            if let Some(bps) = own.pace_bps {
+            if let Some(bps) = own.rate_limit_bps {
                 let burst = 4 * u64::from(frame_bytes(self.options.transport.mtu));
                 let limiter = Limiter::exact(bps, burst);
                 tenants.network().set_rate_limit(node, own.guarantee.dscp.value(), Some(limiter));

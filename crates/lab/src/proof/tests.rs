@@ -14,7 +14,7 @@ use parfait::spread::Ecmp;
 use roce::Duration;
 
 use super::admit::{self, Way};
-use super::interleave::{self, Turn};
+use super::interleave::{self, Staggered};
 use super::set::{Member, Set, SetError};
 use super::violations::{self, Effort, Mix, SMALL};
 use super::{Options, Proof, picture, prove};
@@ -146,8 +146,8 @@ fn jobs_that_take_turns_are_as_fast_as_alone() {
     let uses = (0..2).map(|job| Use { job, bursts: vec![burst] }).collect();
     let link = Shared { capacity_bps: 10 * GBIT, uses };
     let found = shifts::plan(&[24 * ms; 2], &[link], &Limits::AMPLE).expect("shifts");
-    let turns = [0, 1].map(|job| Turn { job, period_ns: 24 * ms, burst });
-    for spans in interleave::measure(10 * GBIT, &turns, &found, 12).expect("runs") {
+    let staggered = [0, 1].map(|job| Staggered { job, period_ns: 24 * ms, burst });
+    for spans in interleave::measure(10 * GBIT, &staggered, &found, 12).expect("runs") {
         let median = |spans: &[Duration]| spans[spans.len() / 2].as_nanos();
         let alone = median(&spans.alone);
         assert!(median(&spans.shifted) * 100 <= alone * 105, "{spans:?}");

@@ -36,8 +36,8 @@ const BURST_NS: u64 = 50_000_000;
 /// Windows before those that count.
 const WARM_UP: u32 = 2;
 
-/// Frames that a pace lets go at once.
-const PACE_FRAMES: u64 = 4;
+/// Frames that a rate limit lets go at once.
+const RATE_LIMIT_FRAMES: u64 = 4;
 
 /// Who is at the port.
 #[derive(Clone, Copy, Debug)]
@@ -207,10 +207,10 @@ impl Run {
     fn enforce(&mut self) {
         let network = self.tenants.network();
         network.set_queues(Vertex::Switch(0), Vertex::Node(0), &queues(&self.plan));
-        let burst = PACE_FRAMES * u64::from(frame_bytes(self.transport.mtu));
+        let burst = RATE_LIMIT_FRAMES * u64::from(frame_bytes(self.transport.mtu));
         for tenant in &self.all {
             let own = self.plan.binding(tenant.guarantee.job);
-            let pace = own.and_then(|own| own.pace_bps).map(|bps| Limiter::exact(bps, burst));
+            let pace = own.and_then(|own| own.rate_limit_bps).map(|bps| Limiter::exact(bps, burst));
             network.set_rate_limit(tenant.node, tenant.guarantee.dscp.value(), pace);
         }
     }

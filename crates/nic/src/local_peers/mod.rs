@@ -1,4 +1,4 @@
-//! LocalPeers: processes of this machine, user and network namespace whose registered memory this
+//! Local peers: processes of this machine, user and network namespace whose registered memory this
 //! process reads and writes without packets.
 //!
 //! Each process publishes its queue pairs and regions on a segment ([`segment`]) and swaps segments

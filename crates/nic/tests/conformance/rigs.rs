@@ -34,7 +34,7 @@ impl Guard for AnyAccess {
 
     fn deregistered(&mut self, _lkey: u32) {}
 
-    fn judge(&self, _addr: u64, _len: usize, _touch: Touch) {}
+    fn check(&self, _addr: u64, _len: usize, _touch: Touch) {}
 }
 
 /// Two nodes on a simulated cable.

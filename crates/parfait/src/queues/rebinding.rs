@@ -23,9 +23,9 @@
 //! an acknowledgement and a packet take, that is for one round trip without queues. A job falls
 //! behind by no more than its guarantee over that time.
 //!
-//! Where either plan has paces, all jobs are paced at their guarantees first, and queues need the
-//! sums of these only, so that other queues and nobody else get what a job leaves until the new
-//! paces hold.
+//! Where either plan has rate limits, all jobs are paced at their guarantees first, and queues need
+//! the sums of these only, so that other queues and nobody else get what a job leaves until the new
+//! rate limits hold.
 //!
 //! Moves are in an order in which weights suffice, found greedily; where there is none the old plan
 //! stays in force. All queues of the new plan are first renamed such that as much as possible stays
@@ -44,7 +44,7 @@ pub enum Step {
     /// The weights of all queues become these, at once.
     Weights(Vec<u32>),
     /// The senders of the job keep to so many bits per second together, or to none.
-    Pace(JobId, Option<u64>),
+    RateLimit(JobId, Option<u64>),
     /// Packets with the code point go to the queue.
     Bind(Dscp, u8),
     /// The job's flows go over to the code point, each once its last packet with the other one has
@@ -97,7 +97,9 @@ pub fn rebind(old: &Plan, new: &Plan, free: &[Dscp]) -> Result<Rebinding, Refusa
     change.steps.extend(departed.map(|own| Step::Unbind(own.guarantee.dscp)));
     if change.is_paced {
         change.steps.extend(
-            new.bindings.iter().map(|own| Step::Pace(own.guarantee.job, Some(own.guarantee.bps))),
+            new.bindings
+                .iter()
+                .map(|own| Step::RateLimit(own.guarantee.job, Some(own.guarantee.bps))),
         );
     }
     let mut moves: Vec<JobId> = change.moves(old, &new);
@@ -118,7 +120,7 @@ pub fn rebind(old: &Plan, new: &Plan, free: &[Dscp]) -> Result<Rebinding, Refusa
     change.steps.push(Step::Weights(new.weights.clone()));
     change.steps.extend(arrived.map(|own| Step::Bind(own.guarantee.dscp, own.queue)));
     if change.is_paced {
-        let pace = |own: &Binding| Step::Pace(own.guarantee.job, own.pace_bps);
+        let pace = |own: &Binding| Step::RateLimit(own.guarantee.job, own.rate_limit_bps);
         change.steps.extend(new.bindings.iter().map(pace));
     }
     Ok(Rebinding { steps: change.steps, plan: new })
@@ -201,7 +203,8 @@ impl Change {
             }
         }
         let weights = old.weights.clone();
-        let is_paced = old.bindings.iter().chain(&new.bindings).any(|own| own.pace_bps.is_some());
+        let is_paced =
+            old.bindings.iter().chain(&new.bindings).any(|own| own.rate_limit_bps.is_some());
         Change { port: old.port, is_paced, assured, members, weights, steps: Vec::new() }
     }
 

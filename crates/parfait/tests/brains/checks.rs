@@ -26,7 +26,7 @@ use parfait::agent::{Command, Position, Share, check_plan};
 use parfait::brain::{Brain, Effect};
 use parfait::demand::Demand;
 use parfait::log::{Book, Change, Held, Outcome, batches};
-use parfait::turns::Turns;
+use parfait::staggering::Staggering;
 use topology::graph::NodeId;
 
 use crate::world::{World, shown};
@@ -191,14 +191,14 @@ impl Checks {
     pub(crate) fn settled(&mut self, world: &World) -> Result<u64, String> {
         self.replay(world)?;
         let Some((_, book)) = &self.replayed else { return Ok(0) };
-        let turns = Turns::of(book);
+        let staggering = Staggering::of(book);
         let mut phases = 0;
         for agent in &world.agents {
             for Share { job, phase, .. } in &agent.enforced {
                 let pieces = book.jobs().get(job).map_or(&[][..], |held| &held.pieces);
                 let is_sender =
                     pieces.iter().any(|piece| world.network.node_of(piece.host) == agent.node);
-                let expected = turns.turn(*job).and_then(|turn| turn.phase.ok());
+                let expected = staggering.stagger(*job).and_then(|stagger| stagger.phase.ok());
                 if *phase != expected.filter(|_| is_sender) {
                     let name = world.network.node_name(agent.node);
                     return Err(format!(

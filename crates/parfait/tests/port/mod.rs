@@ -17,8 +17,8 @@ use rand_pcg::rand_core::Rng;
 pub(crate) const FRAME_BYTES: u64 = 1_500;
 /// Bytes that a flow keeps in the port.
 pub(crate) const FLOW_WINDOW_BYTES: u64 = 16 * FRAME_BYTES;
-/// Packets that a pace lets go at once.
-const PACE_BURST_FRAMES: u64 = 4;
+/// Packets that a rate limit lets go at once.
+const RATE_LIMIT_BURST_FRAMES: u64 = 4;
 /// A guarantee is looked at over this time.
 pub(crate) const WINDOW_NS: u64 = 10_000_000;
 
@@ -44,8 +44,8 @@ pub(crate) struct Tenant {
     pub(crate) is_on: bool,
     toggles_at_ns: u64,
     flows: Vec<Flow>,
-    pace_bps: Option<u64>,
-    /// When its pace lets the next packet go.
+    rate_limit_bps: Option<u64>,
+    /// When its rate limit lets the next packet go.
     next_ps: u64,
     /// Whether it began to send in this window.
     has_begun: bool,
@@ -100,7 +100,7 @@ impl Model {
                 is_on,
                 toggles_at_ns: mean_ns.map_or(u64::MAX, |mean| exponential(mean, &mut random)),
                 flows: (0..guarantee.flows).map(|_| flow()).collect(),
-                pace_bps: None,
+                rate_limit_bps: None,
                 next_ps: 0,
                 has_begun: false,
                 left_bytes: 0,
@@ -132,7 +132,7 @@ impl Model {
         self.set_weights(plan.weights());
         for binding in plan.bindings() {
             self.queue_of[usize::from(binding.guarantee.dscp.value())] = Some(binding.queue.into());
-            self.pace(binding.guarantee.job, binding.pace_bps);
+            self.pace(binding.guarantee.job, binding.rate_limit_bps);
         }
     }
 
@@ -142,7 +142,7 @@ impl Model {
         for at in 0..self.tenants.len() {
             let own = plan.binding(self.tenants[at].guarantee.job).expect("a queue");
             self.queue_of[usize::from(own.guarantee.dscp.value())] = Some(own.queue.into());
-            self.tenants[at].pace_bps = own.pace_bps;
+            self.tenants[at].rate_limit_bps = own.rate_limit_bps;
         }
     }
 
@@ -154,10 +154,10 @@ impl Model {
         }
     }
 
-    fn pace(&mut self, job: u64, pace_bps: Option<u64>) {
+    fn pace(&mut self, job: u64, rate_limit_bps: Option<u64>) {
         let mut tenants = self.tenants.iter_mut();
         if let Some(tenant) = tenants.find(|tenant| tenant.guarantee.job == job) {
-            tenant.pace_bps = pace_bps;
+            tenant.rate_limit_bps = rate_limit_bps;
         }
     }
 
@@ -203,7 +203,7 @@ impl Model {
                     self.queue_of[usize::from(dscp.value())] = Some(queue.into());
                 }
                 Some(Step::Unbind(dscp)) => self.queue_of[usize::from(dscp.value())] = None,
-                Some(Step::Pace(job, pace_bps)) => self.pace(job, pace_bps),
+                Some(Step::RateLimit(job, rate_limit_bps)) => self.pace(job, rate_limit_bps),
                 Some(Step::Switch(job, dscp)) => self.switch(job, dscp),
                 Some(Step::Drain { job, at_most_ns }) => {
                     self.draining = Some(Draining { job, began_ns: self.now_ns(), at_most_ns });
@@ -235,12 +235,12 @@ impl Model {
         }
         let queue = self.queue_of[usize::from(flow.dscp.value())].expect("a bound code point");
         while flow.queued_bytes + FRAME_BYTES <= FLOW_WINDOW_BYTES {
-            if let Some(pace_bps) = tenant.pace_bps {
+            if let Some(rate_limit_bps) = tenant.rate_limit_bps {
                 if tenant.next_ps > self.now_ps {
                     return;
                 }
-                let frame_ps = FRAME_BYTES * 8 * 1_000_000 * 1_000_000 / pace_bps;
-                let earliest_ps = self.now_ps.saturating_sub(PACE_BURST_FRAMES * frame_ps);
+                let frame_ps = FRAME_BYTES * 8 * 1_000_000 * 1_000_000 / rate_limit_bps;
+                let earliest_ps = self.now_ps.saturating_sub(RATE_LIMIT_BURST_FRAMES * frame_ps);
                 tenant.next_ps = tenant.next_ps.max(earliest_ps) + frame_ps;
             }
             flow.queued_bytes += FRAME_BYTES;
@@ -320,7 +320,7 @@ impl Model {
     fn fill_paced(&mut self) {
         for at in 0..self.tenants.len() {
             let tenant = &self.tenants[at];
-            if tenant.pace_bps.is_some() && tenant.is_on && tenant.next_ps <= self.now_ps {
+            if tenant.rate_limit_bps.is_some() && tenant.is_on && tenant.next_ps <= self.now_ps {
                 let flows = tenant.flows.len();
                 let first = self.random.next_u32() as usize;
                 (0..flows).for_each(|flow| self.fill(at, (first + flow) % flows));
@@ -330,7 +330,7 @@ impl Model {
 
     /// Nothing is in the port: waits for the next paced packet, or until a time.
     fn idle(&mut self, until_ps: u64) {
-        let paced = self.tenants.iter().filter(|t| t.is_on && t.pace_bps.is_some());
+        let paced = self.tenants.iter().filter(|t| t.is_on && t.rate_limit_bps.is_some());
         let next_ps = paced.map(|tenant| tenant.next_ps).min().unwrap_or(until_ps);
         self.idle_ps += next_ps.clamp(self.now_ps, until_ps) - self.now_ps;
         self.now_ps = next_ps.clamp(self.now_ps + 1, until_ps.max(self.now_ps + 1));

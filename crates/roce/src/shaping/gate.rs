@@ -205,7 +205,7 @@ impl Punctuality {
 
     /// Judges what was counted since the last time, if it is enough. Returns the mean wait of a job
     /// that waited too long twice in a row, which is not by chance.
-    pub fn judge(&mut self, counted: Exchanges, period_ns: u64) -> Option<u64> {
+    pub fn assess(&mut self, counted: Exchanges, period_ns: u64) -> Option<u64> {
         let Some(recent) = counted.since(self.judged) else {
             self.judged = counted;
             return None;
@@ -265,13 +265,13 @@ mod tests {
         let counted =
             |begun, mean_ms| Exchanges { begun, waited_ns: begun * mean_ms * MS, late: 0 };
         let mut job = Punctuality::since(Exchanges::default());
-        assert_eq!(job.judge(counted(JUDGED_EXCHANGES - 1, 50), GATE.period_ns), None);
-        assert_eq!(job.judge(counted(32, 50), GATE.period_ns), None, "once is by chance");
-        assert_eq!(job.judge(counted(64, 50), GATE.period_ns), Some(50 * MS));
+        assert_eq!(job.assess(counted(JUDGED_EXCHANGES - 1, 50), GATE.period_ns), None);
+        assert_eq!(job.assess(counted(32, 50), GATE.period_ns), None, "once is by chance");
+        assert_eq!(job.assess(counted(64, 50), GATE.period_ns), Some(50 * MS));
         // Counters of a new file begin at 0.
-        assert_eq!(job.judge(counted(1, 0), GATE.period_ns), None);
-        assert_eq!(job.judge(counted(40, 5), GATE.period_ns), None);
-        assert_eq!(job.judge(counted(80, 5), GATE.period_ns), None, "it is on time again");
+        assert_eq!(job.assess(counted(1, 0), GATE.period_ns), None);
+        assert_eq!(job.assess(counted(40, 5), GATE.period_ns), None);
+        assert_eq!(job.assess(counted(80, 5), GATE.period_ns), None, "it is on time again");
     }
 
     #[test]

@@ -19,8 +19,8 @@ pub(super) struct Tools {
     pub(super) dquant: PathBuf,
     /// The folder of the examples of crate nic.
     pub(super) examples: PathBuf,
-    /// `mpi_pace.c`, compiled; or why not.
-    pub(super) mpi_pace: Result<PathBuf, Obstacle>,
+    /// `mpi_bench.c`, compiled; or why not.
+    pub(super) mpi_bench: Result<PathBuf, Obstacle>,
     /// Cores of client and server.
     pub(super) cores: [usize; 2],
 }
@@ -208,7 +208,7 @@ impl Tools {
 
     /// One line: `mpirun` starts both sides.
     fn mpi(&self, options: &str, arguments: &str) -> Result<[Line; 2], Obstacle> {
-        let program = self.mpi_pace.clone()?;
+        let program = self.mpi_bench.clone()?;
         let line = format!(
             "mpirun --allow-run-as-root --bind-to core -np 2 {options} {} {arguments}",
             program.display()

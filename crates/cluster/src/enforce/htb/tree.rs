@@ -6,13 +6,13 @@
 //!  └ daa0:1            the port: rate and ceiling are the port's
 //!     ├ daa0:2         all traffic that is no job's: what jobs leave, never nothing
 //!     ├ daa0:130       congestion notifications (DSCP 48): a small rate, served first
-//!     └ daa0:100+DSCP  a job: its guarantee as rate, at most the port's rate or its pace as ceiling
+//!     └ daa0:100+DSCP  a job: its guarantee as rate, at most the port's rate or its rate limit as ceiling
 //! ```
 //!
 //! HTB has a class for each job, so the few queues of a [`Plan`] are not needed here: a job's rate
 //! is its guarantee alone, whichever queue it is in. What the plan decides for the sake of few
-//! queues, the pace, is kept as a ceiling, because on a sender's machine this class is what paces
-//! it.
+//! queues, the rate limit, is kept as a ceiling, because on a sender's machine this class is what
+//! rate limits it.
 //!
 //! A job's burst is the bucket of its class, and its latency class the priority: who waits for
 //! every message is served first within guarantees, and gets what others leave first.
@@ -212,7 +212,8 @@ impl Tree {
         let asked: Vec<(u64, u64)> =
             bindings.iter().map(|own| (rate(own), own.guarantee.burst_bytes)).collect();
         let job = |(own, burst_bytes): (&Binding, u64)| {
-            let ceil = own.pace_bps.map_or(port, |pace| (pace / 8).min(port)).max(rate(own));
+            let ceil =
+                own.rate_limit_bps.map_or(port, |limit| (limit / 8).min(port)).max(rate(own));
             let quantum = quantum_bytes(bytes_per_s(own), smallest);
             let number = JOBS | u16::from(own.guarantee.dscp.value());
             let class = Class::new(rate(own), ceil, quantum, priority(own.guarantee.latency));
@@ -379,12 +380,12 @@ mod tests {
         let plan = Plan::new(port, Scheme::Paced, &guarantees).expect("a plan");
         let tree = Tree::of(&plan);
         let paced: Vec<&Binding> =
-            plan.bindings().iter().filter(|own| own.pace_bps.is_some()).collect();
+            plan.bindings().iter().filter(|own| own.rate_limit_bps.is_some()).collect();
         assert_eq!(paced.len(), 2);
         for own in plan.bindings() {
             let class = tree.leaves[&(JOBS | u16::from(own.guarantee.dscp.value()))].class;
             assert_eq!(class.rate, own.guarantee.bps / 8);
-            assert_eq!(class.ceil, own.pace_bps.map_or(125_000_000, |pace| pace / 8));
+            assert_eq!(class.ceil, own.rate_limit_bps.map_or(125_000_000, |limit| limit / 8));
         }
     }
 

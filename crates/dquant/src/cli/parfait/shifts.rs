@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use clap::Args;
-use lab::proof::interleave::{self, Spans, Turn};
+use lab::proof::interleave::{self, Spans, Staggered};
 use lab::proof::percentile;
 use lab::units;
 use parfait::shifts::{self, Burst, Limits, Shared, Use};
@@ -90,11 +90,12 @@ impl Shifts {
         let found = shifts::plan(&periods, &links, &Limits::AMPLE).map_err(CliError::from_cause)?;
         let mut report = ShiftReport::new(&self, &names, &found);
         for (name, link) in names.iter().zip(&links).filter(|_| self.periods > 0) {
-            let turns: Vec<Turn> = link.uses.iter().map(|used| self.turn(used.job)).collect();
-            let spans = interleave::measure(self.capacity, &turns, &found, self.periods);
+            let staggered: Vec<Staggered> =
+                link.uses.iter().map(|used| self.staggered(used.job)).collect();
+            let spans = interleave::measure(self.capacity, &staggered, &found, self.periods);
             let spans = spans.map_err(CliError::from_cause)?;
             report.iterations.extend(
-                turns
+                staggered
                     .iter()
                     .zip(&spans)
                     .map(|(turn, spans)| Iterations::new(name, &self.jobs[turn.job].name, spans)),
@@ -112,9 +113,9 @@ impl Shifts {
         Shared { capacity_bps: self.capacity, uses: uses.collect() }
     }
 
-    fn turn(&self, job: usize) -> Turn {
+    fn staggered(&self, job: usize) -> Staggered {
         let Timed { period_ns, burst, .. } = self.jobs[job];
-        Turn { job, period_ns, burst }
+        Staggered { job, period_ns, burst }
     }
 }
 

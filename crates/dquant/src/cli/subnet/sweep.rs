@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use ::topology::channels::Channels;
 use ::topology::graph::Capacity;
-use ::topology::judge::judge;
 use ::topology::lanes::Lanes;
+use ::topology::validator::validate;
 use clap::Args;
 use serde::Serialize;
 use subnet::discovery::Discovery;
@@ -64,12 +64,12 @@ impl Sweep {
         let channels = Channels::of(&topology);
         let tables =
             self.engine.engine().route(&topology, &channels).map_err(CliError::from_cause)?;
-        let verdict = judge(&channels, &tables, &Lanes::one(&channels));
-        if !verdict.is_whole() {
+        let findings = validate(&channels, &tables, &Lanes::one(&channels));
+        if !findings.is_whole() {
             let what = format_args!("engine {} leaves pairs without a path", self.engine.engine());
             return Err(CliError::usage(what).hint("use --engine balanced"));
         }
-        if verdict.cycle.is_some() {
+        if findings.cycle.is_some() {
             let what = format_args!(
                 "the paths of engine {} have credit loops on one VL",
                 self.engine.engine()
@@ -85,7 +85,7 @@ impl Sweep {
             switches: topology.switches().count(),
             links: topology.links().count(),
             lids: setup.lids().count(),
-            most_load: verdict.most_load(),
+            most_load: findings.most_load(),
             sent: discovery.sent() + setup.sent(),
             wall_ns: started.elapsed().as_nanos() as u64,
             complaints_left_out: found_more,

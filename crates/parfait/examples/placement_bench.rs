@@ -2,8 +2,8 @@
 //! shortest of three runs of each.
 //!
 //! ```console
-//! $ cargo run --release -p parfait --example placement_pace
-//! $ cargo run --release -p parfait --example placement_pace -- 16 40 --iterations 300
+//! $ cargo run --release -p parfait --example placement_bench
+//! $ cargo run --release -p parfait --example placement_bench -- 16 40 --iterations 300
 //! ```
 
 use std::time::Duration;
@@ -33,7 +33,7 @@ fn main() {
         match number {
             Some(number) if word == "--iterations" => iterations = number,
             Some(ports) => sizes.push(ports),
-            None => panic!("usage: placement_pace [PORTS OF A SWITCH]… [--iterations N]"),
+            None => panic!("usage: placement_bench [PORTS OF A SWITCH]… [--iterations N]"),
         }
     }
     if sizes.is_empty() {

@@ -1,7 +1,7 @@
 //! What the order costs for each sample: the blend alone, and with the shuffle of its datasets.
 //!
 //! ```text
-//! cargo run --release -p host --example order_pace
+//! cargo run --release -p host --example order_bench
 //! ```
 //!
 //! Prints nanoseconds of CPU time per sample, the least of several passes, and what seeking to the

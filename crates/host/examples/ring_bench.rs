@@ -5,8 +5,8 @@
 //! GPU reads the batches. CPU time is user + system of the whole consumer process while it runs.
 //!
 //! ```text
-//! cargo run --release -p host --example ring_pace            # 1 GB/s, 5 s for each setting
-//! cargo run --release -p host --example ring_pace 2.0 10     # 2 GB/s, 10 s
+//! cargo run --release -p host --example ring_bench            # 1 GB/s, 5 s for each setting
+//! cargo run --release -p host --example ring_bench 2.0 10     # 2 GB/s, 10 s
 //! ```
 
 use std::error::Error;
@@ -17,7 +17,7 @@ use host::attach::{Connection, Listener};
 use host::ring::{Consumer, Producer, RingConfig, RingFds, SlotMeta};
 
 const SLOT_BYTES: u64 = 1 << 20;
-const ROLE: &str = "DQUANT_RING_PACE_SOCKET";
+const ROLE: &str = "DQUANT_RING_BENCH_SOCKET";
 const LONG: Duration = Duration::from_secs(30);
 
 fn main() -> Result<(), Box<dyn Error>> {

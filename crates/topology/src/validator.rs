@@ -1,8 +1,9 @@
 //! What a set of tables does: whether every end port is reached from every other, without loops, by
 //! how many hops, with how much load on each channel, and whether there are credit loops.
 //!
-//! The judge follows the tables as switches would, whatever engine made them. The load of a channel
-//! (its edge forwarding index) is the number of ordered pairs of end ports whose packets pass it.
+//! The validator follows the tables as switches would, whatever engine made them. The load of a
+//! channel (its edge forwarding index) is the number of ordered pairs of end ports whose packets
+//! pass it.
 
 use alloc::vec::Vec;
 
@@ -13,7 +14,7 @@ use crate::routes::Tables;
 
 /// What was found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Verdict {
+pub struct Findings {
     /// Ordered pairs of different end ports.
     pub pairs: u64,
     /// Pairs whose packets come to a switch without a route, or to the wrong end.
@@ -35,7 +36,7 @@ pub struct Verdict {
     pub cycle: Option<Vec<u32>>,
 }
 
-impl Verdict {
+impl Findings {
     /// Whether every pair has a path.
     pub fn is_whole(&self) -> bool {
         self.lost == 0 && self.looping == 0
@@ -69,12 +70,12 @@ impl Verdict {
     }
 }
 
-/// Judges tables and the lanes of their paths.
-pub fn judge(channels: &Channels, tables: &Tables, lanes: &Lanes) -> Verdict {
-    let mut verdict = Verdict {
+/// Validates tables and the lanes of their paths.
+pub fn validate(channels: &Channels, tables: &Tables, lanes: &Lanes) -> Findings {
+    let mut findings = Findings {
         load: alloc::vec![0; channels.all().len()],
         lanes: lanes.count(),
-        ..Verdict::default()
+        ..Findings::default()
     };
     let mut shortest = (u32::MAX, Vec::new());
     for end_port in 0..channels.end_ports().len() as u32 {
@@ -82,10 +83,10 @@ pub fn judge(channels: &Channels, tables: &Tables, lanes: &Lanes) -> Verdict {
         if shortest.0 != there {
             shortest = (there, channels.distances(there));
         }
-        judge_one(channels, tables, end_port, &shortest.1, &mut verdict);
+        validate_one(channels, tables, end_port, &shortest.1, &mut findings);
     }
-    verdict.cycle = cycle(channels, tables, lanes);
-    verdict
+    findings.cycle = cycle(channels, tables, lanes);
+    findings
 }
 
 /// Where packets of a switch end.
@@ -100,12 +101,12 @@ enum Fate {
     Loops,
 }
 
-fn judge_one(
+fn validate_one(
     channels: &Channels,
     tables: &Tables,
     end_port: u32,
     shortest: &[u16],
-    verdict: &mut Verdict,
+    findings: &mut Findings,
 ) {
     let fates = fates(channels, tables, end_port);
     let there = channels.end_ports()[end_port as usize].switch;
@@ -114,19 +115,19 @@ fn judge_one(
         // An end port sends nothing to itself.
         let senders = channels.sources(switch) - u32::from(switch == there);
         let pairs = u64::from(senders);
-        verdict.pairs += pairs;
+        findings.pairs += pairs;
         match fates[switch as usize] {
             Fate::Arrives(hops) => {
-                verdict.hops += pairs * (u64::from(hops) + 1);
+                findings.hops += pairs * (u64::from(hops) + 1);
                 let is_longer =
                     hops > shortest[switch as usize] && shortest[switch as usize] != FAR;
-                verdict.longer += if is_longer { pairs } else { 0 };
+                findings.longer += if is_longer { pairs } else { 0 };
                 if senders > 0 {
-                    verdict.most_hops = verdict.most_hops.max(hops + 1);
+                    findings.most_hops = findings.most_hops.max(hops + 1);
                 }
             }
-            Fate::Loops => verdict.looping += pairs,
-            Fate::Lost | Fate::Unknown | Fate::Open => verdict.lost += pairs,
+            Fate::Loops => findings.looping += pairs,
+            Fate::Lost | Fate::Unknown | Fate::Open => findings.lost += pairs,
         }
         through.push(senders);
     }
@@ -141,7 +142,7 @@ fn judge_one(
     for (_, switch) in furthest {
         if let Some(channel) = tables.channel(channels, switch, end_port) {
             let passing = through[switch as usize];
-            verdict.load[channel as usize] += passing;
+            findings.load[channel as usize] += passing;
             through[channels.get(channel).to as usize] += passing;
         }
     }

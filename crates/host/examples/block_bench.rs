@@ -1,7 +1,7 @@
 //! What the stages over blocks cost on this processor, beside a copy of the same block.
 //!
 //! ```text
-//! cargo run --release -p host --features codecs,wasm --example block_pace -- FILE.u32
+//! cargo run --release -p host --features codecs,wasm --example block_bench -- FILE.u32
 //! ```
 //!
 //! Takes a flat file of `u32` tokens in blocks of 1 MiB, of which each is hot in the cache, and

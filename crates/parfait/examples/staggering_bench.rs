@@ -2,7 +2,7 @@
 //! network.
 //!
 //! ```console
-//! $ cargo run --release -p parfait --example turns_pace
+//! $ cargo run --release -p parfait --example staggering_bench
 //! ```
 
 use parfait::brain::place_job;
@@ -12,7 +12,7 @@ use parfait::placement::search::Memory;
 use parfait::shifts::{self, Burst, Shared, Use};
 use parfait::site::{Ground, Site};
 use parfait::spread::Ecmp;
-use parfait::turns::{Alone, LIMITS, Turns};
+use parfait::staggering::{Alone, LIMITS, Staggering};
 use topology::graph::Capacity;
 use topology::shape::Shape;
 
@@ -132,8 +132,8 @@ fn large(shape: &str, jobs: usize) {
         let entry = Entry { client: 1, sequence: job as u64, change: Change::Admit(held) };
         book.apply(1, &entry).expect("it fits");
     }
-    let (mut turns, ms) = timed(|| Turns::of(&book));
-    let phase = |job: &u64| turns.turn(*job).map(|turn| turn.phase);
+    let (mut staggering, ms) = timed(|| Staggering::of(&book));
+    let phase = |job: &u64| staggering.stagger(*job).map(|stagger| stagger.phase);
     let all: Vec<_> = book.jobs().keys().filter_map(phase).collect();
     let left = all.iter().filter(|phase| matches!(phase, Err(Alone::Left(_)))).count();
     let shifted = all.iter().filter(|phase| phase.is_ok()).count();
@@ -146,7 +146,7 @@ fn large(shape: &str, jobs: usize) {
     let held = place_job(&mut book, Abstraction::Parfait, 100, &mut memory, label, other);
     let change = Change::Admit(held.expect("a place"));
     book.apply(1, &Entry { client: 2, sequence: 1, change }).expect("it fits");
-    let (changed, ms) = timed(|| turns.update(&book));
+    let (changed, ms) = timed(|| staggering.update(&book));
     assert!(changed.is_empty(), "a job without a cycle changes no time");
     println!("{shape}: {ms:.3} ms for another job");
 }

@@ -1,4 +1,4 @@
-//! Which admitted jobs take turns: from the book alone, where it helps, and computed anew only
+//! Which admitted jobs take staggering: from the book alone, where it helps, and computed anew only
 //! where something changed.
 
 use parfait::demand::{Abstraction, Order};
@@ -12,7 +12,7 @@ use parfait::runs::Run;
 use parfait::shifts::LeftAlone;
 use parfait::site::{Ground, Site};
 use parfait::spread::Ecmp;
-use parfait::turns::{Alone, LIMITS, Turns};
+use parfait::staggering::{Alone, LIMITS, Staggering};
 use topology::graph::Capacity;
 use topology::shape::Shape;
 
@@ -50,8 +50,8 @@ const RING: &str = "ring:2@30G cycle=24ms/7ms";
 fn jobs_that_fill_a_link_together_take_turns_and_others_do_not() {
     let mut book = Book::new(ground(1_000_000));
     let a = admit(&mut book, 1, RING, &[0, 1]);
-    let alone = Turns::of(&book);
-    assert_eq!(alone.turn(a).expect("it says its cycle").phase, Err(Alone::Free));
+    let alone = Staggering::of(&book);
+    assert_eq!(alone.stagger(a).expect("it says its cycle").phase, Err(Alone::Free));
     let b = admit(&mut book, 2, RING, &[0, 1]);
     let elsewhere = admit(&mut book, 3, RING, &[2, 3]);
     let silent = admit(&mut book, 4, "ring:2@30G", &[0, 1]);
@@ -60,17 +60,17 @@ fn jobs_that_fill_a_link_together_take_turns_and_others_do_not() {
         let text = ["ring:2@20G cycle=24ms/8ms", "ring:2@10G cycle=24ms/8ms"][at - 4];
         admit(&mut book, at as u8 + 1, text, &[4, 5])
     });
-    let turns = Turns::of(&book);
-    let phase = |job| turns.turn(job).expect("it says its cycle").phase;
+    let staggering = Staggering::of(&book);
+    let phase = |job| staggering.stagger(job).expect("it says its cycle").phase;
     let [first, second] = [a, b].map(|job| phase(job).expect("they take turns"));
     // A fiftieth longer than said.
     assert_eq!((first.period_ns, first.shift_ns, first.exchange_ns), (24_480_000, 0, 7_000_000));
     assert!((7_000_000..=17_000_000).contains(&second.shift_ns) && second.is_valid());
-    assert_eq!(turns.turn(a).expect("it takes turns").with, [b]);
+    assert_eq!(staggering.stagger(a).expect("it takes turns").with, [b]);
     for job in [elsewhere, small[0], small[1]] {
         assert_eq!(phase(job), Err(Alone::Free));
     }
-    assert_eq!(turns.turn(silent), None);
+    assert_eq!(staggering.stagger(silent), None);
 }
 
 #[test]
@@ -89,41 +89,41 @@ fn every_replay_gives_the_same_turns() {
         .zip(1..)
         .map(|(change, sequence)| Entry { client: 1, sequence, change })
         .collect();
-    let (mut book, mut turns) = (Book::new(ground.clone()), Turns::default());
+    let (mut book, mut staggering) = (Book::new(ground.clone()), Staggering::default());
     for entry in &entries {
         book.apply(1, entry).expect("it fits");
-        turns.update(&book);
+        staggering.update(&book);
     }
     let log = Batch { term: 1, first: 0, entries }.encode();
     let (replayed, _) = Book::recover(ground.clone(), &[], &log).expect("whole");
     let (restored, _) = Book::recover(ground, &book.snapshot(), &[]).expect("whole");
     let mut shifted = 0;
     for job in book.jobs().keys() {
-        let turn = turns.turn(*job);
-        assert_eq!(turn, Turns::of(&replayed).turn(*job));
-        assert_eq!(turn, Turns::of(&restored).turn(*job));
-        shifted += u32::from(turn.is_some_and(|turn| turn.phase.is_ok()));
+        let stagger = staggering.stagger(*job);
+        assert_eq!(stagger, Staggering::of(&replayed).stagger(*job));
+        assert_eq!(stagger, Staggering::of(&restored).stagger(*job));
+        shifted += u32::from(stagger.is_some_and(|stagger| stagger.phase.is_ok()));
     }
-    assert!(shifted >= 4, "{turns:?}");
+    assert!(shifted >= 4, "{staggering:?}");
 }
 
 #[test]
 fn nothing_is_computed_where_no_cycle_host_or_outage_changed() {
     let mut book = Book::new(ground(1_000_000));
     let (a, b) = (admit(&mut book, 1, RING, &[0, 1]), admit(&mut book, 2, RING, &[0, 1]));
-    let mut turns = Turns::of(&book);
-    assert_eq!(turns.computed(), 1);
+    let mut staggering = Staggering::of(&book);
+    assert_eq!(staggering.computed(), 1);
     let silent = admit(&mut book, 3, "ring:2@30G", &[0, 1]);
-    assert!(turns.update(&book).is_empty());
+    assert!(staggering.update(&book).is_empty());
     let change = |job| Change::Release { job, restored: Vec::new() };
     let release = |job| Entry { client: 2, sequence: job, change: change(job) };
     book.apply(1, &release(silent)).expect("it is there");
-    assert!(turns.update(&book).is_empty());
-    assert_eq!(turns.computed(), 1);
+    assert!(staggering.update(&book).is_empty());
+    assert_eq!(staggering.computed(), 1);
     book.apply(1, &release(a)).expect("it is there");
-    let changed: Vec<JobId> = turns.update(&book).into_iter().collect();
-    assert_eq!((changed, turns.computed()), (vec![a, b], 2));
-    assert_eq!(turns.turn(b).expect("it says its cycle").phase, Err(Alone::Free));
+    let changed: Vec<JobId> = staggering.update(&book).into_iter().collect();
+    assert_eq!((changed, staggering.computed()), (vec![a, b], 2));
+    assert_eq!(staggering.stagger(b).expect("it says its cycle").phase, Err(Alone::Free));
 }
 
 #[test]
@@ -140,8 +140,8 @@ fn parts_without_gain_or_circle_and_large_ones_are_left_alone() {
     for number in 9..9 + LIMITS.jobs as u8 + 1 {
         admit(&mut book, number, "ring:2@2G cycle=24ms/1ms", &[4, 5]);
     }
-    let turns = Turns::of(&book);
-    let phase = |job| turns.turn(job).expect("it says its cycle").phase;
+    let staggering = Staggering::of(&book);
+    let phase = |job| staggering.stagger(job).expect("it says its cycle").phase;
     assert_eq!(phase(a), Err(Alone::NoGain));
     for job in odd {
         assert_eq!(phase(job), Err(Alone::Left(LeftAlone::NoCircle)));
@@ -149,20 +149,20 @@ fn parts_without_gain_or_circle_and_large_ones_are_left_alone() {
     let last = *book.jobs().keys().last().expect("many");
     let too_large = LeftAlone::TooLarge { jobs: LIMITS.jobs + 1, links: 1 };
     assert_eq!(phase(last), Err(Alone::Left(too_large)));
-    assert_eq!(turns.turn(a).expect("it says its cycle").with.len(), 1);
+    assert_eq!(staggering.stagger(a).expect("it says its cycle").with.len(), 1);
     // Of those nobody looks at, there may be any number.
-    assert_eq!(turns.turn(last).expect("it says its cycle").with, []);
+    assert_eq!(staggering.stagger(last).expect("it says its cycle").with, []);
 }
 
 #[test]
 fn a_job_without_its_guarantee_takes_no_turns() {
     let mut book = Book::new(ground(1_000_000));
     let (a, b) = (admit(&mut book, 1, RING, &[0, 1]), admit(&mut book, 2, RING, &[0, 1]));
-    let mut turns = Turns::of(&book);
+    let mut staggering = Staggering::of(&book);
     let down = Names { nodes: vec!["host1".to_string()], ..Names::default() };
     let change = Change::Outage { down, moved: 0, degraded: 0 };
     book.apply(1, &Entry { client: 3, sequence: 1, change }).expect("it is known");
-    let changed: Vec<JobId> = turns.update(&book).into_iter().collect();
+    let changed: Vec<JobId> = staggering.update(&book).into_iter().collect();
     assert_eq!(changed, [a, b]);
-    assert_eq!(turns.turn(a).expect("it says its cycle").phase, Err(Alone::Degraded));
+    assert_eq!(staggering.stagger(a).expect("it says its cycle").phase, Err(Alone::Degraded));
 }

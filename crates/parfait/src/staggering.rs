@@ -1,5 +1,5 @@
-//! Admitted jobs that take turns: the time shifts that the brain puts into plans, and why a job has
-//! none.
+//! Admitted jobs that take staggering: the time shifts that the brain puts into plans, and why a
+//! job has none.
 //!
 //! Shifts follow from the [`Book`] alone, from jobs that say their cycle, where their workers are
 //! and what is down: every brain that replays the same log computes the same ones. They are
@@ -39,7 +39,7 @@ use crate::shifts::{self, Burst, LeftAlone, Limits, MAX_PERIOD_NS, Part, Shared,
 const SLACK_PARTS: u64 = 50;
 
 /// What the brain may spend on shifts while it decides on nothing else: about 50 ms
-/// (docs/parfait-turns.md).
+/// (docs/parfait-staggering.md).
 pub const LIMITS: Limits = Limits {
     jobs: 32,
     links: 64,
@@ -70,7 +70,7 @@ pub enum Alone {
 
 /// A job that says its cycle.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Turn {
+pub struct Stagger {
     /// When its exchanges begin, or why that does not matter.
     pub phase: Result<Phase, Alone>,
     /// The others with which it fills a link, by number. Empty where its part is left alone: it may
@@ -97,21 +97,21 @@ impl Basis {
 
 /// See the module's text.
 #[derive(Clone, Debug, Default)]
-pub struct Turns {
+pub struct Staggering {
     basis: Option<Basis>,
     /// The last entry of the book that was looked at.
     changed_index: u64,
-    turns: BTreeMap<JobId, Turn>,
+    staggering: BTreeMap<JobId, Stagger>,
     /// How often shifts were computed.
     computed: u64,
 }
 
-impl Turns {
+impl Staggering {
     /// Those of a book.
-    pub fn of(book: &Book) -> Turns {
-        let mut turns = Turns::default();
-        turns.update(book);
-        turns
+    pub fn of(book: &Book) -> Staggering {
+        let mut staggering = Staggering::default();
+        staggering.update(book);
+        staggering
     }
 
     /// Looks at the book again, and returns the jobs whose phase is another one than before.
@@ -134,17 +134,17 @@ impl Turns {
         }
         self.basis = Some(basis);
         self.computed += 1;
-        let before = core::mem::replace(&mut self.turns, compute(book));
-        let phase = |turns: &BTreeMap<JobId, Turn>, job: &JobId| {
-            turns.get(job).and_then(|turn| turn.phase.ok())
+        let before = core::mem::replace(&mut self.staggering, compute(book));
+        let phase = |staggering: &BTreeMap<JobId, Stagger>, job: &JobId| {
+            staggering.get(job).and_then(|stagger| stagger.phase.ok())
         };
-        let all = before.keys().chain(self.turns.keys()).copied();
-        all.filter(|job| phase(&before, job) != phase(&self.turns, job)).collect()
+        let all = before.keys().chain(self.staggering.keys()).copied();
+        all.filter(|job| phase(&before, job) != phase(&self.staggering, job)).collect()
     }
 
     /// What there is to say of a job that says its cycle.
-    pub fn turn(&self, job: JobId) -> Option<&Turn> {
-        self.turns.get(&job)
+    pub fn stagger(&self, job: JobId) -> Option<&Stagger> {
+        self.staggering.get(&job)
     }
 
     /// How often shifts were computed.
@@ -154,7 +154,8 @@ impl Turns {
 
     /// Phases, by job and the hosts of its workers: others forward what these send.
     pub(crate) fn phases(&self, book: &Book) -> BTreeMap<JobId, (Phase, BTreeSet<NodeId>)> {
-        let phased = self.turns.iter().filter_map(|(job, turn)| Some((*job, turn.phase.ok()?)));
+        let phased =
+            self.staggering.iter().filter_map(|(job, stagger)| Some((*job, stagger.phase.ok()?)));
         phased.map(|(job, phase)| (job, (phase, hosts(book, job)))).collect()
     }
 }
@@ -166,7 +167,7 @@ pub(crate) fn hosts(book: &Book, job: JobId) -> BTreeSet<NodeId> {
     pieces.iter().map(|piece| network.node_of(piece.host)).collect()
 }
 
-fn compute(book: &Book) -> BTreeMap<JobId, Turn> {
+fn compute(book: &Book) -> BTreeMap<JobId, Stagger> {
     let cyclic = book.jobs().iter().filter_map(|(job, held)| Some((*job, held.job.cycle?)));
     let jobs: Vec<(JobId, Cycle)> = cyclic.collect();
     let links = full_links(book, &jobs);
@@ -200,11 +201,11 @@ fn compute(book: &Book) -> BTreeMap<JobId, Turn> {
             }
         }
     }
-    let turns = jobs.iter().zip(found).zip(with).map(|(((job, _), phase), mut with)| {
+    let staggering = jobs.iter().zip(found).zip(with).map(|(((job, _), phase), mut with)| {
         with.remove(job);
-        (*job, Turn { phase, with: with.into_iter().collect() })
+        (*job, Stagger { phase, with: with.into_iter().collect() })
     });
-    turns.collect()
+    staggering.collect()
 }
 
 fn with_slack(period_ns: u64) -> u64 {

@@ -55,7 +55,7 @@ pub(crate) struct Pane {
 
 /// See the module's text.
 #[derive(Debug, Default)]
-pub(crate) struct Judge {
+pub(crate) struct AccessCheck {
     pub(crate) grants: Vec<Grant>,
     pub(crate) panes: Vec<Pane>,
     pub(crate) ledger: Ledger,
@@ -65,16 +65,16 @@ pub(crate) struct Judge {
     pub(crate) arriving: Option<(Opcode, Qpn)>,
     /// Reads for packets being sent, in order; and how many of these reads were checked.
     reads: RefCell<Vec<(u64, u64)>>,
-    judged: usize,
+    checked: usize,
 }
 
 /// The memory of a node.
-pub(crate) fn memory() -> Arena<Judge> {
+pub(crate) fn memory() -> Arena<AccessCheck> {
     let len = GAP_BYTES + STRETCHES as u64 * (STRETCH_BYTES + GAP_BYTES);
-    Arena::with(vec![0x5a; len as usize], Judge::default())
+    Arena::with(vec![0x5a; len as usize], AccessCheck::default())
 }
 
-impl Guard for Judge {
+impl Guard for AccessCheck {
     fn registered(&mut self, region: &MemoryRegion, access: Access) {
         let backing = region.addr;
         self.grants.push(Grant { keys: *region, backing, access, reachable: true });
@@ -85,7 +85,7 @@ impl Guard for Judge {
         self.grants.swap_remove(at.expect("an unknown key was accepted"));
     }
 
-    fn judge(&self, addr: u64, len: usize, touch: Touch) {
+    fn check(&self, addr: u64, len: usize, touch: Touch) {
         match touch {
             Touch::Read => self.reads.borrow_mut().push((addr, len as u64)),
             Touch::Write => self.judge_write(addr, len as u64),
@@ -99,7 +99,7 @@ impl Guard for Judge {
     }
 }
 
-impl Judge {
+impl AccessCheck {
     /// The same list by backing address; elements without a valid key are left out.
     pub(crate) fn backing_of(&self, sges: &SgList) -> SgList {
         let translate = |sge: &Sge| {
@@ -152,9 +152,9 @@ impl Judge {
         let (headers, payload) = Headers::parse(&packet.bytes).expect("ours decodes");
         let mut left = payload.len() as u64;
         while left > 0 {
-            let read = self.reads.borrow().get(self.judged).copied();
+            let read = self.reads.borrow().get(self.checked).copied();
             let (addr, len) = read.expect("payload was read");
-            self.judged += 1;
+            self.checked += 1;
             self.judge_read(headers.bth().opcode, addr, len);
             self.ledger.gathered(addr, len);
             left = left.checked_sub(len).expect("one packet's payload at a time");
@@ -165,7 +165,7 @@ impl Judge {
     /// Everything was sent.
     pub(crate) fn forget_reads(&mut self) {
         self.reads.borrow_mut().clear();
-        self.judged = 0;
+        self.checked = 0;
     }
 
     fn judge_read(&self, opcode: Opcode, addr: u64, len: u64) {
@@ -187,7 +187,7 @@ mod tests {
     const QPN: Qpn = Qpn::new(9);
 
     /// An arena with one region, while a packet of this kind is being delivered.
-    fn delivering(opcode: Opcode, access: Access) -> Arena<Judge> {
+    fn delivering(opcode: Opcode, access: Access) -> Arena<AccessCheck> {
         let mut arena = memory();
         arena.guard.arriving = Some((opcode, QPN));
         let keys = MemoryRegion { addr: 0, len: STRETCH_BYTES, lkey: 1, rkey: 2 };

@@ -1,7 +1,7 @@
 //! What a unit of a module's weight costs to compile (`host::wasm::weight`).
 //!
 //! ```text
-//! cargo run --release -p host --features wasm --example compile_pace [-- PART [FILTER]]
+//! cargo run --release -p host --features wasm --example compile_bench [-- PART [FILTER]]
 //! ```
 //!
 //! Builds modules with `1/PART` of the weight that is allowed, an eighth without an argument: one
@@ -657,7 +657,7 @@ fn compile(bytes: &[u8]) {
 /// Compiles a module in a process of its own: memory that was freed before would hide what this one
 /// takes.
 fn measure(name: &str, bytes: &[u8], weight: u64, optimised: bool) -> Measured {
-    let path = std::env::temp_dir().join(format!("compile_pace-{}.wasm", std::process::id()));
+    let path = std::env::temp_dir().join(format!("compile_bench-{}.wasm", std::process::id()));
     std::fs::write(&path, bytes).expect("a temporary file");
     let program = std::env::current_exe().expect("this program");
     let output = Command::new(program).arg(COMPILE).arg(&path).output().expect("it starts");

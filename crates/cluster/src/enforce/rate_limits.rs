@@ -1,9 +1,9 @@
-//! Paces of what this machine sends, kept by the senders themselves: the table that every wire of
-//! the transport reads ([`nic::rates`]), also where packets pass no queue of the kernel, as over
-//! AF_XDP.
+//! Rate limits of what this machine sends, kept by the senders themselves: the table that every
+//! wire of the transport reads ([`nic::rates`]), also where packets pass no queue of the kernel, as
+//! over AF_XDP.
 //!
-//! A wire knows the DSCP of a packet and not its port. So a job has one pace for its machine: the
-//! sum of its paces at the ports, or none where one of them lets it send what it can.
+//! A wire knows the DSCP of a packet and not its port. So a job has one rate limit for its machine:
+//! the sum of its rate limits at the ports, or none where one of them lets it send what it can.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,31 +23,31 @@ struct Member {
     before: u64,
 }
 
-/// See the module's text. Paces stay in force when it is dropped.
+/// See the module's text. Rate limits stay in force when it is dropped.
 #[derive(Debug)]
-pub struct Paces {
+pub struct RateLimits {
     table: Arc<RateTable>,
     members: BTreeMap<JobId, Member>,
 }
 
-impl Paces {
-    /// Sets the paces of this table, usually that in [`nic::rates::FOLDER`].
-    pub fn new(table: Arc<RateTable>) -> Paces {
-        Paces { table, members: BTreeMap::new() }
+impl RateLimits {
+    /// Sets the rate limits of this table, usually that in [`nic::rates::FOLDER`].
+    pub fn new(table: Arc<RateTable>) -> RateLimits {
+        RateLimits { table, members: BTreeMap::new() }
     }
 }
 
-impl Enforcer for Paces {
+impl Enforcer for RateLimits {
     /// Never fails: a table can be written once it is open.
     fn apply(&mut self, ports: &[PortPlan]) -> Result<(), EnforceError> {
-        let mut paces: BTreeMap<u8, Option<RateLimit>> = BTreeMap::new();
+        let mut rate_limits: BTreeMap<u8, Option<RateLimit>> = BTreeMap::new();
         let mut members = BTreeMap::new();
         let all =
             ports.iter().flat_map(|port| port.plan.bindings().iter().map(move |own| (port, own)));
         for (port, binding) in all {
             let (job, dscp) = (binding.guarantee.job, binding.guarantee.dscp.value());
-            let sum = paces.entry(dscp).or_insert(Some(RateLimit::default()));
-            *sum = sum.zip(binding.pace_bps).map(|(sum, own)| RateLimit {
+            let sum = rate_limits.entry(dscp).or_insert(Some(RateLimit::default()));
+            *sum = sum.zip(binding.rate_limit_bps).map(|(sum, own)| RateLimit {
                 bps: sum.bps.saturating_add(own),
                 burst_bytes: sum.burst_bytes.saturating_add(binding.guarantee.burst_bytes),
             });
@@ -60,8 +60,8 @@ impl Enforcer for Paces {
             });
         }
         // A pace of 0 would be none.
-        let least = |pace: RateLimit| RateLimit { bps: pace.bps.max(1), ..pace };
-        self.table.set(paces.into_iter().filter_map(|(dscp, sum)| Some((dscp, least(sum?)))));
+        let least = |limit: RateLimit| RateLimit { bps: limit.bps.max(1), ..limit };
+        self.table.set(rate_limits.into_iter().filter_map(|(dscp, sum)| Some((dscp, least(sum?)))));
         self.members = members;
         Ok(())
     }
@@ -84,30 +84,30 @@ impl Enforcer for Paces {
     }
 }
 
-/// Paces beside queues that are too few for all jobs: what the queues do not assure, senders keep.
-/// The use by job is what senders count.
+/// Rate limits beside queues that are too few for all jobs: what the queues do not assure, senders
+/// keep. The use by job is what senders count.
 #[derive(Debug)]
-pub struct WithPaces<E> {
+pub struct WithRateLimits<E> {
     queues: E,
-    paces: Paces,
+    rate_limits: RateLimits,
 }
 
-impl<E: Enforcer> WithPaces<E> {
+impl<E: Enforcer> WithRateLimits<E> {
     /// Both.
-    pub fn new(queues: E, paces: Paces) -> WithPaces<E> {
-        WithPaces { queues, paces }
+    pub fn new(queues: E, rate_limits: RateLimits) -> WithRateLimits<E> {
+        WithRateLimits { queues, rate_limits }
     }
 }
 
-impl<E: Enforcer> Enforcer for WithPaces<E> {
-    /// Paces are set once the queues are as they should be, and stay as they were otherwise.
+impl<E: Enforcer> Enforcer for WithRateLimits<E> {
+    /// Rate limits are set once the queues are as they should be, and stay as they were otherwise.
     fn apply(&mut self, ports: &[PortPlan]) -> Result<(), EnforceError> {
         self.queues.apply(ports)?;
-        self.paces.apply(ports)
+        self.rate_limits.apply(ports)
     }
 
     fn sent(&mut self) -> Result<Vec<Sent>, EnforceError> {
-        self.paces.sent()
+        self.rate_limits.sent()
     }
 }
 
@@ -122,12 +122,12 @@ mod tests {
 
     impl Folder {
         fn new(name: &str) -> Folder {
-            let name = format!("cluster-paces-{name}-{}", std::process::id());
+            let name = format!("cluster-rate-limits-{name}-{}", std::process::id());
             Folder(std::env::temp_dir().join(name))
         }
 
-        fn paces(&self) -> Paces {
-            Paces::new(Arc::new(RateTable::open(&self.0).expect("a temporary folder")))
+        fn rate_limits(&self) -> RateLimits {
+            RateLimits::new(Arc::new(RateTable::open(&self.0).expect("a temporary folder")))
         }
     }
 
@@ -163,34 +163,36 @@ mod tests {
     }
 
     #[test]
-    fn jobs_have_the_sum_of_their_paces_and_none_where_a_port_has_none() {
+    fn jobs_have_the_sum_of_their_rate_limits_and_none_where_a_port_has_none() {
         let folder = Folder::new("sum");
-        let mut paces = folder.paces();
+        let mut rate_limits = folder.rate_limits();
         // In one queue, all but the job with the largest ratio are paced.
         let jobs = [(1, 10, 600_000_000), (2, 18, 300_000_000)];
         let both = [plan("a", Scheme::Paced, &jobs), plan("b", Scheme::Paced, &jobs)];
-        let pace = both[0].plan.bindings().iter().find(|own| own.guarantee.job == 2);
-        let pace = pace.and_then(|own| own.pace_bps).expect("it is paced");
-        paces.apply(&both).expect("it is ours");
-        assert_eq!((paces.table.bps(18), paces.table.bps(10)), (2 * pace, 0));
-        let sent = paces.sent().expect("it is ours");
+        let limit = both[0].plan.bindings().iter().find(|own| own.guarantee.job == 2);
+        let limit = limit.and_then(|own| own.rate_limit_bps).expect("it is paced");
+        rate_limits.apply(&both).expect("it is ours");
+        assert_eq!((rate_limits.table.bps(18), rate_limits.table.bps(10)), (2 * limit, 0));
+        let sent = rate_limits.sent().expect("it is ours");
         assert_eq!(sent.len(), 2);
         assert!(sent.iter().all(|sent| sent.interface == "a" && sent.bytes == 0));
         // At the second port job 2 is alone, and not paced.
-        paces.apply(&[both[0].clone(), plan("b", Scheme::Paced, &jobs[1..])]).expect("it is ours");
-        assert_eq!(paces.table.bps(18), 0);
-        paces.apply(&both[..1]).expect("it is ours");
-        assert_eq!(paces.table.bps(18), pace);
-        paces.apply(&[]).expect("it is ours");
-        assert_eq!(paces.table.bps(18), 0);
-        assert_eq!(paces.sent().expect("it is ours"), []);
+        rate_limits
+            .apply(&[both[0].clone(), plan("b", Scheme::Paced, &jobs[1..])])
+            .expect("it is ours");
+        assert_eq!(rate_limits.table.bps(18), 0);
+        rate_limits.apply(&both[..1]).expect("it is ours");
+        assert_eq!(rate_limits.table.bps(18), limit);
+        rate_limits.apply(&[]).expect("it is ours");
+        assert_eq!(rate_limits.table.bps(18), 0);
+        assert_eq!(rate_limits.sent().expect("it is ours"), []);
     }
 
     #[test]
     fn counters_of_a_file_that_was_truncated_never_wrap() {
         use std::os::unix::fs::FileExt;
         let folder = Folder::new("truncated");
-        let mut paces = folder.paces();
+        let mut rate_limits = folder.rate_limits();
         let buckets = std::fs::OpenOptions::new().write(true).open(folder.0.join("buckets"));
         let buckets = buckets.expect("it is ours");
         let count = |bytes: u64| {
@@ -199,11 +201,11 @@ mod tests {
         };
         count(1000);
         let plan = plan("a", Scheme::Paced, &[(2, 18, 300_000_000)]);
-        paces.apply(&[plan]).expect("it is ours");
+        rate_limits.apply(&[plan]).expect("it is ours");
         count(5000);
-        assert_eq!(paces.sent().expect("it is ours")[0].bytes, 4000);
+        assert_eq!(rate_limits.sent().expect("it is ours")[0].bytes, 4000);
         buckets.set_len(0).expect("it is ours");
-        assert_eq!(paces.sent().expect("it is ours")[0].bytes, 0);
+        assert_eq!(rate_limits.sent().expect("it is ours")[0].bytes, 0);
     }
 
     /// Queues that refuse, or not.
@@ -221,17 +223,17 @@ mod tests {
     }
 
     #[test]
-    fn paces_stay_as_they_were_where_the_queues_refuse() {
+    fn rate_limits_stay_as_they_were_where_the_queues_refuse() {
         let folder = Folder::new("beside");
         let jobs = [(1, 10, 600_000_000), (2, 18, 300_000_000)];
-        let mut both = WithPaces::new(Queues(true), folder.paces());
+        let mut both = WithRateLimits::new(Queues(true), folder.rate_limits());
         both.apply(&[plan("a", Scheme::Paced, &jobs)]).expect("it is ours");
-        let pace = both.paces.table.bps(18);
-        assert!(pace > 0);
+        let limit = both.rate_limits.table.bps(18);
+        assert!(limit > 0);
         assert_eq!(both.sent().expect("counters").len(), 2, "senders count");
         both.queues = Queues(false);
         both.apply(&[plan("a", Scheme::Paced, &[(2, 18, 200_000_000), (3, 20, 300_000_000)])])
             .expect_err("the queues refuse");
-        assert_eq!((both.paces.table.bps(18), both.paces.table.bps(20)), (pace, 0));
+        assert_eq!((both.rate_limits.table.bps(18), both.rate_limits.table.bps(20)), (limit, 0));
     }
 }
