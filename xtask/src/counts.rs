@@ -35,7 +35,7 @@ pub(crate) const COMMAND: Command = Command {
     help: "\
 Usage: cargo xtask counts [OPTIONS]
 
-Builds the benchmark `counts` of crate nic in release mode, runs every case under callgrind (one thread, no sleep),
+Builds the benchmark `counts` of crate adapter in release mode, runs every case under callgrind (one thread, no sleep),
 prints the counts beside those of docs/instruction-counts.txt and writes that file. Commit it with the change that
 moved it: the diff shows what a change costs. docs/benchmarks.md explains the lines.
 
