@@ -457,7 +457,7 @@ impl ClientArgs {
         }
         let mut client = Client::connect(&host, device.choice(), cc, fresh_seed()?)?;
         if samples.is_some() {
-            client.sample_paces();
+            client.sample_progress();
         }
         let (mut results, mut is_wrong, mut said) = (Vec::new(), false, BTreeSet::new());
         for (number, test) in tests.iter().enumerate() {
@@ -469,7 +469,7 @@ impl ClientArgs {
                 }
             }
             if let Some(path) = &samples {
-                fs::write(path, file::write(&outcome.paces))
+                fs::write(path, file::write(&outcome.progress))
                     .map_err(|error| cannot_write(path, &error))?;
             }
             let measured = Measured::new(test, &outcome, results.is_empty());

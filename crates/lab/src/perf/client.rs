@@ -63,7 +63,7 @@ pub struct Outcome {
     pub path: MessagePath,
     /// How far the client's queue pairs came over time, where that was asked for and the device
     /// tells.
-    pub paces: Vec<Sample>,
+    pub progress: Vec<Sample>,
     /// Why packets of a side did not take the AF_XDP socket that the test wants, or why there is no
     /// same-host path within one machine.
     pub fallbacks: Vec<String>,
@@ -108,7 +108,7 @@ pub struct Client {
     device: Option<DeviceChoice>,
     congestion: Choice,
     seed: u64,
-    has_paces: bool,
+    samples_progress: bool,
 }
 
 impl Client {
@@ -151,9 +151,15 @@ impl Client {
         let local = control.local().map_err(gone)?;
         control.send(&Message::Hello { version: VERSION }).map_err(gone)?;
         match control.receive().map_err(gone)? {
-            Message::Welcome { version: VERSION } => {
-                Ok(Client { control, peer, local, device, congestion, seed, has_paces: false })
-            }
+            Message::Welcome { version: VERSION } => Ok(Client {
+                control,
+                peer,
+                local,
+                device,
+                congestion,
+                seed,
+                samples_progress: false,
+            }),
             Message::Welcome { version } => Err(Error::invalid(format_args!(
                 "{peer} speaks version {version} of dquant perf, this is {VERSION}"
             ))
@@ -164,8 +170,8 @@ impl Client {
 
     /// From now on, tests of reliable connections also say how far their queue pairs came over
     /// time.
-    pub fn sample_paces(&mut self) {
-        self.has_paces = true;
+    pub fn sample_progress(&mut self) {
+        self.samples_progress = true;
     }
 
     /// Runs one test.
@@ -220,7 +226,7 @@ impl Client {
             other => return Err(unexpected(peer, other)),
         }
         let driver = driver(&adapter, &self.control)?;
-        let recorder = self.has_paces.then(|| Recorder::new(ends.mtu));
+        let recorder = self.samples_progress.then(|| Recorder::new(ends.mtu));
         let mut work =
             Work::new(&mut adapter, &mut self.control, Requester::new(ends), test, is_loaded);
         work.recorder = recorder;
@@ -237,7 +243,7 @@ impl Client {
         let found = requester.verify(adapter.memory());
         let mut outcome = measured(&test, &start, &end, &requester);
         outcome.mtu = requester.ends.mtu;
-        outcome.paces = recorder.map(Recorder::into_samples).unwrap_or_default();
+        outcome.progress = recorder.map(Recorder::into_samples).unwrap_or_default();
         outcome.path = devices::path(&adapter, is_loaded);
         let there = |why| format!("no AF_XDP at the server: {why}");
         outcome.fallbacks.extend(theirs.no_xdp.map(there));
@@ -482,8 +488,8 @@ impl<'a, F: Adapter> Work<'a, F> {
             return;
         };
         for (flow, link) in (0..).zip(requester.ends.mesh.links()) {
-            if let Some(pace) = adapter.progress(link.qpn) {
-                recorder.take(now, flow, &pace);
+            if let Some(progress) = adapter.progress(link.qpn) {
+                recorder.take(now, flow, &progress);
             }
         }
     }

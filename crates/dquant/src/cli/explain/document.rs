@@ -57,7 +57,7 @@ pub(super) struct Document {
     pub(super) queue_pairs: Vec<QueuePair>,
 }
 
-/// Registered memory that moved to where neighbours can map it.
+/// Registered memory that moved to where local peers can map it.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub(super) struct SharedMemory {

@@ -1,4 +1,4 @@
-//! `dquant subnet plan`: tables for a topology by every routing engine, judged.
+//! `dquant subnet plan`: tables for a topology by every routing engine, validated.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use subnet::dump;
 use super::super::{Console, Report};
 use crate::exit::{CliError, Exit, OUTPUT_HINT};
 
-/// Compute linear forwarding tables for a topology and judge them
+/// Compute linear forwarding tables for a topology and validate them
 ///
 /// TOPOLOGY is a file or a rule. Files: net files of ibsim, what ibnetdiscover printed, topo.csv of the
 /// Lingjun data set, and TOML (docs/routing.md). Rules: fat-tree:K, leaf-spine:LxSxH, vl2:AxIxH, torus:AxB:H,
