@@ -26,7 +26,7 @@ use thiserror::Error;
 use xio::disk::{Change, DIRECT_ALIGN, Disk, DiskDone, DiskFault, DiskRead, FileId};
 use xio::opener::Stored;
 
-use crate::root::{IoMode, OpenFile, Stamp};
+use crate::root::{IoMode, OpenFile, Stamp, set_direct};
 
 /// Most reads under way in one ring.
 pub const MAX_DEPTH: u32 = 4096;
@@ -67,6 +67,9 @@ pub enum DiskError {
     /// The file's length cannot be determined.
     #[error("length of the file: {0}")]
     Stat(#[source] io::Error),
+    /// The file can no longer be read directly.
+    #[error("switching the file to direct reads: {0}")]
+    Direct(#[source] io::Error),
     /// [`MAX_FILES`] are open, or all numbers are used up.
     #[error("{0} files are open, which is the limit")]
     TooManyFiles(usize),
@@ -256,7 +259,7 @@ impl UringDisk {
         })
     }
 
-    /// Takes over an open file. `mode` says whether it was opened with O_DIRECT.
+    /// Takes over an open file. `mode` says whether it is read with O_DIRECT.
     pub fn add_file(&mut self, fd: OwnedFd, mode: IoMode) -> Result<FileId, DiskError> {
         let stat = rustix::fs::fstat(&fd).map_err(|errno| DiskError::Stat(errno.into()))?;
         let regular = rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file();
@@ -265,7 +268,8 @@ impl UringDisk {
         self.add(File { fd, mode, size, stamp: None, reads: 0 })
     }
 
-    /// Takes over a file that was opened below a root: no system call. Its changes are noticed.
+    /// Takes over a file that was opened below a root, by system calls that do not block. Its
+    /// changes are noticed.
     pub fn add_open(&mut self, file: OpenFile) -> Result<FileId, DiskError> {
         let OpenFile { fd, size, stamp, mode, .. } = file;
         match mode {
@@ -278,6 +282,9 @@ impl UringDisk {
     fn add(&mut self, file: File) -> Result<FileId, DiskError> {
         if self.files.len() >= MAX_FILES || self.next_file == u32::MAX {
             return Err(DiskError::TooManyFiles(self.files.len()));
+        }
+        if file.mode == IoMode::Direct {
+            set_direct(&file.fd, true).map_err(DiskError::Direct)?;
         }
         let id = FileId(self.next_file);
         self.next_file += 1;

@@ -293,7 +293,9 @@ impl Root {
         Ok(OpenFile { fd, size: stamp.bytes, stamp, mode: IoMode::Buffered, why_buffered })
     }
 
-    /// The file opened with O_DIRECT, or why the file system does not support that.
+    /// The file, which was opened with O_DIRECT, or why the file system does not support that. Until
+    /// a disk takes it over it is read through the page cache: what describes a dataset is read
+    /// again and again, in pieces smaller than a block.
     fn direct(&self, name: &str) -> Result<Result<OpenFile, String>, OpenError> {
         let fd = match self.resolve(name, OFlags::RDONLY | OFlags::DIRECT) {
             Ok(fd) => fd,
@@ -304,7 +306,8 @@ impl Root {
         };
         let stamp = require_regular(name, &fd)?;
         let (size, mode, why_buffered) = (stamp.bytes, IoMode::Direct, None);
-        let usable = direct_alignment(&fd);
+        let usable = direct_alignment(&fd)
+            .and_then(|()| set_direct(&fd, false).map_err(|source| source.to_string()));
         Ok(usable.map(|()| OpenFile { fd, size, stamp, mode, why_buffered }))
     }
 
@@ -337,6 +340,13 @@ fn make_blocking(fd: &OwnedFd) {
         // A regular file accepts this; on anything else it fails and the file is refused next.
         let _ = rustix::fs::fcntl_setfl(fd, flags - OFlags::NONBLOCK);
     }
+}
+
+/// Whether further reads of a file bypass the page cache.
+pub(crate) fn set_direct(fd: &OwnedFd, direct: bool) -> io::Result<()> {
+    let mut flags = rustix::fs::fcntl_getfl(fd)?;
+    flags.set(OFlags::DIRECT, direct);
+    Ok(rustix::fs::fcntl_setfl(fd, flags)?)
 }
 
 fn check_name(name: &str) -> Result<(), OpenError> {

@@ -1,18 +1,12 @@
 //! Folders as places that hold datasets: [`Root`] behind the seam of [`xio::opener`].
 //!
 //! What is opened and what is refused is decided in [`root`](crate::root). Here is how that is said
-//! to those who do not know that it is a folder, and how descriptions of datasets are read from
-//! files that were opened for direct reads.
+//! to those who do not know that it is a folder, and how descriptions of datasets are read.
 
-use std::io;
-
-use xio::disk::{Change, DIRECT_ALIGN};
+use xio::disk::Change;
 use xio::opener::{self, Identity, IoChoice, Listing, Opener, ReadError, Reason, Stored};
 
-use crate::root::{IoMode, OpenError, OpenFile, Root, Stamp};
-
-/// Most bytes of one direct read, whatever the caller has room for.
-const DIRECT_READ_BYTES: u64 = 256 << 10;
+use crate::root::{OpenError, OpenFile, Root, Stamp};
 
 impl Opener for Root {
     fn open(&self, name: &str, io: IoChoice) -> Result<Box<dyn Stored>, opener::OpenError> {
@@ -55,11 +49,12 @@ impl Stored for OpenFile {
     }
 
     fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize, ReadError> {
-        let read = match self.mode {
-            IoMode::Buffered => read(self, into, offset),
-            IoMode::Direct => read_directly(self, into, offset),
-        };
-        Ok(read?)
+        loop {
+            match rustix::io::pread(&self.fd, &mut *into, offset) {
+                Err(rustix::io::Errno::INTR) => {}
+                read => return Ok(read?),
+            }
+        }
     }
 }
 
@@ -76,31 +71,6 @@ fn identity(stamp: &Stamp) -> Identity {
         place: u64::from(major) << 32 | u64::from(minor),
         version: parts.iter().fold(0xcbf2_9ce4_8422_2325, mix),
     }
-}
-
-fn read(file: &OpenFile, into: &mut [u8], offset: u64) -> io::Result<usize> {
-    loop {
-        match rustix::io::pread(&file.fd, &mut *into, offset) {
-            Err(rustix::io::Errno::INTR) => {}
-            read => return Ok(read?),
-        }
-    }
-}
-
-/// Reads whole aligned blocks into aligned memory, and copies what was asked for.
-fn read_directly(file: &OpenFile, into: &mut [u8], offset: u64) -> io::Result<usize> {
-    let start = offset - offset % DIRECT_ALIGN;
-    let skip = (offset - start) as usize;
-    let span = (skip as u64 + into.len() as u64).next_multiple_of(DIRECT_ALIGN);
-    let span = span.min(DIRECT_READ_BYTES) as usize;
-    let mut buffer = vec![0; span + DIRECT_ALIGN as usize];
-    let begin = buffer.as_ptr().align_offset(DIRECT_ALIGN as usize);
-    let aligned = buffer.get_mut(begin..begin + span).ok_or(io::ErrorKind::OutOfMemory)?;
-    let read = read(file, aligned, start)?;
-    let found = aligned.get(skip..read).unwrap_or_default();
-    let count = found.len().min(into.len());
-    into[..count].copy_from_slice(&found[..count]);
-    Ok(count)
 }
 
 #[cfg(test)]

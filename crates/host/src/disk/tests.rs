@@ -7,6 +7,7 @@ use nic::pool::{Pool, PoolRange};
 use nic::waiter::Waiter;
 use roce::Duration;
 use roce::world::Staging;
+use rustix::fs::OFlags;
 
 use super::*;
 use crate::root::{IoChoice, Root};
@@ -282,6 +283,23 @@ fn interruptions_are_repeated_but_not_for_ever() {
     assert_eq!(step(&mut read, Some(&file), -libc::EINTR), over);
     let over = Step::Over(Err(DiskFault::Io(libc::EIO)));
     assert_eq!(step(&mut active(4096), Some(&file), -libc::EIO), over);
+}
+
+/// What describes a dataset comes from the page cache, not from the device each time.
+#[test]
+fn only_a_disk_reads_past_the_page_cache() {
+    let scratch = Scratch::new("past-cache");
+    let root = Root::new(pattern_file(&scratch)).expect("root");
+    let pool = Pool::new(1 << 20).expect("pool");
+    let mut disk = UringDisk::new(memory_of(&pool), 1).expect("ring");
+    let is_direct =
+        |fd: &OwnedFd| rustix::fs::fcntl_getfl(fd).expect("flags").contains(OFlags::DIRECT);
+    let opened = root.open("data", IoChoice::Auto).expect("open");
+    let mode = opened.mode;
+    assert!(!is_direct(&opened.fd));
+    let file = disk.add_open(opened).expect("add");
+    let fd = disk.remove_file(file).expect("idle");
+    assert_eq!(is_direct(&fd), mode == IoMode::Direct);
 }
 
 #[test]
