@@ -13,12 +13,24 @@ pub(crate) fn root() -> &'static Path {
     manifest_dir.parent().unwrap_or(manifest_dir)
 }
 
-/// A cargo invocation in the workspace, with the same cargo that runs this program.
+/// A cargo invocation in the workspace, with the same cargo that runs this program. What that cargo
+/// has told this program about its package is taken away: `ring` depends on those variables, and
+/// all above it would be built again whenever someone calls cargo by hand in between.
 pub(crate) fn cargo(args: &[&str]) -> Command {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
     command.args(args).current_dir(root());
+    for (name, _) in std::env::vars_os() {
+        if describes_package(&name.to_string_lossy()) {
+            command.env_remove(name);
+        }
+    }
     command
+}
+
+/// Whether `cargo run` sets this variable to something about the package that it runs.
+fn describes_package(name: &str) -> bool {
+    name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_")
 }
 
 /// The resolved dependency graph from `cargo metadata`.
