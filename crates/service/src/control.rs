@@ -65,9 +65,13 @@ impl<M: Serialize + DeserializeOwned> Control<M> {
     /// Sends a message.
     ///
     /// # Errors
-    /// When the other side is gone.
+    /// When the other side is gone, or would not take a line of this length.
     pub fn send(&mut self, message: &M) -> io::Result<()> {
         let mut line = serde_json::to_vec(message)?;
+        if line.len() > MAX_LINE {
+            let why = format!("a message of {} bytes; {MAX_LINE} are taken", line.len());
+            return Err(io::Error::new(ErrorKind::InvalidInput, why));
+        }
         line.push(b'\n');
         self.set_blocking(true)?;
         self.stream.write_all(&line)

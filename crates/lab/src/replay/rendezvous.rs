@@ -191,7 +191,7 @@ impl Rendezvous {
         while let Some((rank, said)) = self.machine.poll_transmit() {
             let place = &mut self.controls[rank as usize];
             let Some(control) = place else { continue };
-            if let Err(error) = control.send(&Message::of(said, self.wait)) {
+            if let Err(error) = control.send(&Message::of(said, rank, self.wait)) {
                 *place = None;
                 self.machine.handle_lost(rank, loss(&error));
             }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use adapter::congestion::Choice;
@@ -220,20 +221,30 @@ fn roce_duration(time: Duration) -> roce::Duration {
     roce::Duration::from_nanos(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
 }
 
-/// Every rank on a thread of its own. The first failure is the one that explains the others: a rank that ends tells them why.
+/// Every rank on a thread of its own. The first failure explains the others, which follow from it:
+/// all ranks end when one does.
 fn all(setup: &Setup, listener: Option<TcpListener>) -> Result<Vec<Outcome>, service::Error> {
     let places =
         listener.map(Place::Host).into_iter().chain((1..setup.schedule.ranks()).map(Place::Guest));
-    std::thread::scope(|scope| {
-        let threads: Vec<_> =
-            places.map(|place| scope.spawn(move || rank::run(setup, &place))).collect();
-        let ended = threads.into_iter().map(|thread| {
-            thread
-                .join()
-                .unwrap_or_else(|_| Err(service::Error::invalid("a rank's thread has panicked")))
-        });
-        ended.collect::<Vec<_>>().into_iter().collect()
-    })
+    let failures = Mutex::new(Vec::new());
+    let outcomes: Vec<Option<Outcome>> = std::thread::scope(|scope| {
+        let failed = |error| {
+            failures.lock().unwrap_or_else(PoisonError::into_inner).push(error);
+        };
+        let threads: Vec<_> = places
+            .map(|place| scope.spawn(move || rank::run(setup, &place).map_err(failed).ok()))
+            .collect();
+        let panicked = |_| {
+            failed(service::Error::invalid("a rank's thread has panicked"));
+            None
+        };
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(panicked)).collect()
+    });
+    let failures = failures.into_inner().unwrap_or_else(PoisonError::into_inner);
+    match failures.into_iter().next() {
+        Some(first) => Err(first),
+        None => Ok(outcomes.into_iter().flatten().collect()),
+    }
 }
 
 /// One iteration of one rank.
