@@ -45,7 +45,7 @@ pub(crate) fn check() -> Result<Outcome, Failure> {
         };
         complaints.extend(judge(&path, extension, &text));
         match extension {
-            "rs" | "py" => names.add(&text),
+            "rs" | "py" => names.add(&path, &text),
             "md" if quotes_sources(&path) => documents.push((path, text)),
             _ => {}
         }

@@ -293,9 +293,9 @@ impl Root {
         Ok(OpenFile { fd, size: stamp.bytes, stamp, mode: IoMode::Buffered, why_buffered })
     }
 
-    /// The file, which was opened with O_DIRECT, or why the file system does not support that. Until
-    /// a disk takes it over it is read through the page cache: what describes a dataset is read
-    /// again and again, in pieces smaller than a block.
+    /// The file, which was opened with O_DIRECT, or why the file system does not support that.
+    /// Until a disk takes it over it is read through the page cache: what describes a dataset is
+    /// read again and again, in pieces smaller than a block.
     fn direct(&self, name: &str) -> Result<Result<OpenFile, String>, OpenError> {
         let fd = match self.resolve(name, OFlags::RDONLY | OFlags::DIRECT) {
             Ok(fd) => fd,
