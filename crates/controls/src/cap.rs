@@ -22,10 +22,10 @@ use roce::congestion::watermark::MAX_AGE;
 use roce::{Duration, Time};
 
 /// Queues that take longer than this to leave are cut: that is where switches mark most packets.
-pub const HIGH: Duration = Duration::from_micros(100);
+pub(crate) const HIGH: Duration = Duration::from_micros(100);
 
 /// With queues that take less than this, more may be sent: that is where switches begin to mark.
-pub const LOW: Duration = Duration::from_micros(32);
+pub(crate) const LOW: Duration = Duration::from_micros(32);
 
 /// Intervals without a report until the cap ends, at most [`MAX_AGE`] in all.
 const LIFETIME: u64 = 8;
@@ -49,7 +49,7 @@ const MAX_DOUBLINGS: u32 = 10;
 
 /// A limit to the rate of a sender; see the module's text.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Cap {
+pub(crate) struct Cap {
     rate_bps: Option<u64>,
     /// After a cut: when the queue will have drained, and the rate to which the cap then returns.
     drains: Option<(Time, u64)>,
@@ -75,7 +75,7 @@ pub struct Cap {
 
 impl Cap {
     /// The limit in bits per second, if there is one.
-    pub fn rate_bps(&self) -> Option<u64> {
+    pub(crate) fn rate_bps(&self) -> Option<u64> {
         self.rate_bps
     }
 

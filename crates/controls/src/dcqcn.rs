@@ -205,11 +205,6 @@ impl Dcqcn {
         self.rate_bps
     }
 
-    /// The estimate of congestion in millionths.
-    pub fn alpha_ppm(&self) -> u64 {
-        self.alpha * 1_000_000 / ONE
-    }
-
     /// Parameters.
     pub fn params(&self) -> &DcqcnParams {
         &self.params

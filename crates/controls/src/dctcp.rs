@@ -96,7 +96,8 @@ impl Dctcp {
     }
 
     /// The mean share of marked packets in millionths.
-    pub fn alpha_ppm(&self) -> u64 {
+    #[cfg(test)]
+    fn alpha_ppm(&self) -> u64 {
         self.alpha * 1_000_000 / ONE
     }
 

@@ -118,7 +118,8 @@ impl Hpcc {
     }
 
     /// The mean utilization of the busiest link in millionths.
-    pub fn utilization_ppm(&self) -> u64 {
+    #[cfg(test)]
+    fn utilization_ppm(&self) -> u64 {
         self.utilization.saturating_mul(1_000_000) / ONE
     }
 

@@ -25,7 +25,7 @@ extern crate alloc;
 extern crate std;
 
 pub mod advertised;
-pub mod cap;
+mod cap;
 pub mod dcqcn;
 pub mod dctcp;
 pub mod delay;
