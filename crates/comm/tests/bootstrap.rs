@@ -7,11 +7,11 @@
 //! | B2 | no rank is at its end before all have finished |
 //! | B3 | every rank is told the same of all ranks, in their order |
 //! | B4 | every rank that lives ends once, and nothing follows |
-//! | B5 | without deaths and absences all end well; otherwise every failure names one who is to blame |
+//! | B5 | all end well unless a rank dies, never comes or hangs; failures name only such ranks |
 //! | B6 | whoever is no rank is refused, and changes nothing |
 
 use std::collections::{BTreeSet, VecDeque};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use comm::bootstrap::{
     Bootstrap, Config, Event, Failure, Join, Loss, Message, Peer, Reason, Refusal,
@@ -29,8 +29,21 @@ type Said = Message<&'static str, u32>;
 const VERSION: u32 = 1;
 const TERMS: &str = "ring:3@1G";
 
+/// As a socket for both families shows it.
+fn mapped(ip: Ipv4Addr) -> IpAddr {
+    ip.to_ipv6_mapped().into()
+}
+
+/// Where the configuration says that a rank is.
 fn address(rank: u32) -> IpAddr {
-    IpAddr::from([10, 0, 0, rank as u8 + 1])
+    let ip = Ipv4Addr::new(10, 0, 0, rank as u8 + 1);
+    if rank % 3 == 2 { mapped(ip) } else { ip.into() }
+}
+
+/// Where it comes from; whether either of the two is mapped differs from rank to rank.
+fn source(rank: u32) -> IpAddr {
+    let ip = Ipv4Addr::new(10, 0, 0, rank as u8 + 1);
+    if rank % 2 == 1 { mapped(ip) } else { ip.into() }
 }
 
 /// What a rank says of itself.
@@ -69,6 +82,9 @@ struct World {
     nodes: Vec<Node>,
     /// Ranks that never come.
     absent: BTreeSet<u32>,
+    /// The rank that does not finish connecting its queue pairs. Others have to be waiting for it:
+    /// nobody else limits its time.
+    hanging: Option<u32>,
     deaths_left: u32,
 }
 
@@ -78,11 +94,15 @@ impl World {
         let count = 1 + random.next_u32() % 6;
         let deaths_left = [0, 0, 1, 2][random.next_u32() as usize % 4];
         let absent = match random.next_u32() % 5 {
-            0 => BTreeSet::from([random.next_u32() % count]),
+            0 => BTreeSet::from([random.next_u32() % count, random.next_u32() % count]),
             _ => BTreeSet::new(),
         };
+        let hanging = match random.next_u32() % 5 {
+            0 if count > 1 => Some(random.next_u32() % count),
+            _ => None,
+        };
         let nodes = (0..count).map(|_| Node::default()).collect();
-        World { random, now: Time::ZERO, nodes, absent, deaths_left }
+        World { random, now: Time::ZERO, nodes, absent, hanging, deaths_left }
     }
 
     fn below(&mut self, end: usize) -> usize {
@@ -139,11 +159,11 @@ impl World {
         let at = self.below(count as usize) as u32;
         let good = Join { version: VERSION, rank: at, terms: TERMS, info: 7 };
         let (from, join) = match self.below(5) {
-            0 => (address(at), Join { version: VERSION + 1, ..good }),
+            0 => (source(at), Join { version: VERSION + 1, ..good }),
             1 => (IpAddr::from([10, 9, 9, 9]), Join { rank: at.max(1), ..good }),
-            2 => (address(at), Join { rank: count + at, ..good }),
-            3 => (address(0), Join { rank: 0, ..good }),
-            _ => (address(at), Join { terms: "ring:4@1G", ..good }),
+            2 => (source(at), Join { rank: count + at, ..good }),
+            3 => (source(0), Join { rank: 0, ..good }),
+            _ => (source(at), Join { terms: "ring:4@1G", ..good }),
         };
         let has_joined = self.nodes[at as usize].has_joined;
         let Some(machine) = &mut self.nodes[0].machine else { return };
@@ -170,7 +190,7 @@ impl World {
         match message {
             Some(Message::Join(join)) => {
                 let mut joined = None;
-                self.with(0, |machine, _| joined = Some(machine.handle_join(address(at), join)));
+                self.with(0, |machine, _| joined = Some(machine.handle_join(source(at), join)));
                 let node = &mut self.nodes[at as usize];
                 node.has_joined = joined == Some(Ok(at));
                 if let Some(Err(refusal)) = joined {
@@ -197,6 +217,7 @@ impl World {
         let choice = self.below(12);
         let now = self.now;
         let count = self.count();
+        let hangs = self.hanging == Some(at);
         let node = &mut self.nodes[at as usize];
         match choice {
             // Nobody reaches rank 0 before it listens; connecting again is for the users.
@@ -210,7 +231,7 @@ impl World {
             }
             2..=4 => self.deliver(at, true),
             5..=7 => at > 0 && self.deliver(at, false),
-            8 if node.may_connect && !node.has_connected && !node.is_dead => {
+            8 if node.may_connect && !node.has_connected && !node.is_dead && !hangs => {
                 node.has_connected = true;
                 self.with(at, Bootstrap::handle_connected);
                 true
@@ -259,7 +280,10 @@ impl World {
                 quiet = 0;
             }
         }
-        let blamed = |rank: u32| self.nodes[rank as usize].is_dead || self.absent.contains(&rank);
+        let blamed = |rank: u32| {
+            let is_late = self.hanging == Some(rank);
+            is_late || self.nodes[rank as usize].is_dead || self.absent.contains(&rank)
+        };
         let is_well = (0..self.count()).all(|rank| !blamed(rank));
         for (at, node) in (0..).zip(&self.nodes) {
             if node.machine.is_none() {
@@ -276,9 +300,12 @@ impl World {
                         Failure::Refused(reason) if reason.why == "Over" => continue,
                         other => panic!("B5: rank {at}: {other:?}"),
                     };
-                    // A rank that is lost because rank 0 is, is to blame for nothing.
-                    let is_known = |rank: &u32| blamed(*rank) || blamed(0);
-                    assert!(named.iter().any(is_known), "B5: rank {at}: {failure:?}");
+                    let is_right = named.iter().all(|rank| blamed(*rank));
+                    assert!(is_right && !named.is_empty(), "B5: rank {at}: {failure:?}");
+                    if matches!(failure, Failure::Missing(_)) {
+                        let are_named = self.absent.iter().all(|rank| named.contains(rank));
+                        assert!(are_named, "B5: rank {at}: {failure:?}");
+                    }
                 }
             }
         }
@@ -298,11 +325,12 @@ fn ranks_find_each_other_or_learn_why_not() {
 fn pair() -> (Rank, Rank) {
     let (mut first, mut other) = (rank(0, 2, Time::ZERO), rank(1, 2, Time::ZERO));
     let Some((0, Message::Join(join))) = other.poll_transmit() else { panic!("it joins") };
-    assert_eq!(first.handle_join(address(1), join), Ok(1));
+    assert_eq!(first.handle_join(source(1), join), Ok(1));
     let Some((1, ranks)) = first.poll_transmit() else { panic!("all are there") };
     other.handle_message(0, ranks);
     assert_eq!(other.poll_event(), Some(Event::Ranks(vec![info(0), info(1)])));
     assert_eq!(first.poll_event(), Some(Event::Ranks(vec![info(0), info(1)])));
+    assert_eq!((first.poll_timeout(), other.poll_timeout()), (None, None), "it is their own turn");
     (first, other)
 }
 
@@ -321,6 +349,19 @@ fn what_does_not_come_now_ends_the_job() {
         let failure = Failure::OutOfTurn(other.peer(0), format!("{wrong:?}"));
         assert_eq!(other.poll_transmit(), Some((0, Message::Failed(failure.clone()))));
         assert_eq!(other.poll_event(), Some(Event::Failed(failure)));
+    }
+}
+
+#[test]
+fn a_list_of_more_or_fewer_ranks_ends_the_job() {
+    for count in [0, 1, 3] {
+        let mut other = rank(1, 2, Time::ZERO);
+        let Some((0, Message::Join(_))) = other.poll_transmit() else { panic!("it joins") };
+        let wrong = Message::Ranks((0..count).map(info).collect());
+        other.handle_message(0, wrong.clone());
+        let failure = Failure::OutOfTurn(other.peer(0), format!("{wrong:?}"));
+        assert_eq!(other.poll_event(), Some(Event::Failed(failure)));
+        assert_eq!(other.poll_event(), None);
     }
 }
 
