@@ -379,18 +379,25 @@ fn poll<const N: usize, D: Device>(
 
 #[cfg(test)]
 mod tests {
-    use roce::endpoint::{Endpoint, EndpointConfig};
-    use roce::verbs::WcOpcode;
+    use core::net::SocketAddr;
+
+    use roce::endpoint::{Endpoint, EndpointConfig, Placement, QpState};
+    use roce::verbs::{Datagram, WcOpcode};
+    use roce::world::{Origin, Path};
 
     use super::*;
 
     /// Two links, to the ranks 4 and 9.
     fn mesh() -> (Endpoint, Mesh) {
+        mesh_of(Transport::Rc, 2)
+    }
+
+    fn mesh_of(transport: Transport, sends: u32) -> (Endpoint, Mesh) {
         let mut device = Endpoint::new(EndpointConfig { seed: 3, ..EndpointConfig::default() });
         let wanted = [4, 9].map(|peer| {
-            let ring = |at: u64, slots| Ring { offset: at * 64, stride: 64, slots, bytes: 40 };
+            let ring = |at: u64, slots| Ring { offset: at * 64, stride: 64, slots, bytes: 24 };
             let (outbox, inbox) = (ring(u64::from(peer), 1), ring(u64::from(peer) + 1, 2));
-            Wanted { peer, sends: 2, receives: 2, outbox, inbox, ..Wanted::default() }
+            Wanted { peer, transport, sends, receives: 2, outbox, inbox }
         });
         let mesh = Mesh::open(&mut device, Time::ZERO, (8192, 8192), &wanted, 7).unwrap();
         (device, mesh)
@@ -428,7 +435,7 @@ mod tests {
         let place = Place { link: 1, slot: 0 };
         let full = mesh.post_receive(&mut device, Time::ZERO, place).unwrap_err();
         assert!(matches!(full, MeshError::NoReceive { peer: 9, .. }), "{full:?}");
-        let wr = mesh.send(place, 40);
+        let wr = mesh.send(place, 24);
         let early = mesh.post(&mut device, Time::ZERO, 1, &[wr]).unwrap_err();
         assert!(matches!(early, MeshError::NotPosted { .. }) && early.peer() == Some(9));
         assert_eq!(mesh.links()[1].posted, 0);
@@ -448,5 +455,67 @@ mod tests {
         let unasked = completion(Place { link: 2, slot: 0 }, WcStatus::Success);
         assert_eq!(mesh.take_send(&unasked), Err(MeshError::Unasked));
         assert_eq!((mesh.links()[1].completed, mesh.links()[1].arrived), (0, 1));
+    }
+
+    /// A mesh whose queue pairs are ready for datagrams, with all receives posted.
+    fn datagrams(sends: u32) -> (Endpoint, Mesh) {
+        let (mut device, mesh) = mesh_of(Transport::Ud, sends);
+        for (link, &Link { qpn, psn, .. }) in mesh.links().iter().enumerate() {
+            device::start_datagrams(&mut device, Time::ZERO, qpn, 5, psn).unwrap();
+            mesh.post_receives(&mut device, Time::ZERO, link).unwrap();
+        }
+        (device, mesh)
+    }
+
+    /// Sends a datagram to the link's own queue pair, and returns where it is placed, if it is.
+    fn send_to_itself(device: &mut Endpoint, mesh: &mut Mesh, link: usize) -> Option<Placement> {
+        let own = SocketAddr::from(([10, 0, 0, 1], 4791));
+        let to = Datagram { ah: Path::new(own).into(), dest_qp: mesh.links()[link].qpn, qkey: 5 };
+        let wr = mesh.send(Place { link, slot: 0 }, 24);
+        mesh.post(device, Time::ZERO, link, &[SendWr { to: Some(to), ..wr }]).unwrap();
+        let packet = device.poll_transmit(Time::ZERO).unwrap();
+        let (origin, bytes) = (Origin::new(own, own.ip()), packet.payload_len());
+        let delivery = device.handle_packet(Time::ZERO, &origin, &packet.headers, bytes);
+        assert!(delivery.pieces.len() <= 1, "{delivery:?}");
+        delivery.pieces.first().copied()
+    }
+
+    #[test]
+    fn only_the_queue_pairs_of_connections_are_initialized() {
+        for (transport, state) in [(Transport::Rc, QpState::Init), (Transport::Ud, QpState::Reset)]
+        {
+            let (device, mesh) = mesh_of(transport, 2);
+            let states = mesh.links().iter().map(|link| device.qp_state(link.qpn));
+            assert_eq!(states.collect::<Vec<_>>(), [Some(state); 2]);
+        }
+    }
+
+    #[test]
+    fn datagrams_wait_behind_their_route_headers_in_all_receives_at_once() {
+        let (mut device, mut mesh) = datagrams(1);
+        let places = [(0, 0), (0, 1), (1, 0), (1, 1)].map(|(link, slot)| Place { link, slot });
+        for place in places {
+            let addr = mesh.buffer(place, true) - u64::from(ROUTE_HEADER);
+            let placed = send_to_itself(&mut device, &mut mesh, place.link);
+            assert_eq!(placed, Some(Placement { addr, len: 24 + ROUTE_HEADER }));
+            let done = mesh.poll_sends(&mut device).unwrap();
+            assert_eq!(done.len(), 1, "the next send needs its place");
+        }
+        let done: Completions = mesh.poll_messages(&mut device).unwrap();
+        let arrived: Vec<_> = done.iter().map(|one| mesh.take_message(one)).collect();
+        assert_eq!(arrived, places.map(Ok));
+    }
+
+    #[test]
+    fn all_sends_of_all_links_may_complete_before_a_look() {
+        let (mut device, mut mesh) = datagrams(3);
+        for link in [0, 0, 0, 1, 1, 1] {
+            send_to_itself(&mut device, &mut mesh, link);
+        }
+        for done in &mesh.poll_sends(&mut device).unwrap() {
+            mesh.take_send(done).unwrap();
+        }
+        let links = mesh.links().iter().map(|link| (link.completed, link.under_way()));
+        assert_eq!(links.collect::<Vec<_>>(), [(3, 0); 2]);
     }
 }
