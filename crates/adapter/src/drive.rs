@@ -65,14 +65,22 @@ pub fn run<W: Owner>(driver: &Driver, work: &mut W) {
 
 /// Passes the troubles of the adapter to `note`, and returns why it can no longer be used, if that
 /// is so.
-pub fn take_trouble<A: Adapter>(adapter: &mut A, mut note: impl FnMut(String)) -> Option<String> {
-    while let Some(trouble) = adapter.poll_trouble() {
-        match trouble {
-            Trouble::Degraded(what) => note(what),
-            Trouble::Gone(why) => return Some(why),
+pub fn take_trouble<A: Adapter>(adapter: &mut A, note: impl FnMut(String)) -> Option<String> {
+    first_end(std::iter::from_fn(|| adapter.poll_trouble()), note)
+}
+
+/// Passes what can be borne to `note`, up to what cannot.
+fn first_end(
+    mut troubles: impl Iterator<Item = Trouble>,
+    mut note: impl FnMut(String),
+) -> Option<String> {
+    troubles.find_map(|trouble| match trouble {
+        Trouble::Degraded(what) => {
+            note(what);
+            None
         }
-    }
-    None
+        Trouble::Gone(why) => Some(why),
+    })
 }
 
 /// The application that the loop drives: the work and its adapter together.
@@ -160,5 +168,17 @@ mod tests {
         let at = SocketAddr::from(([127, 7, 5, 2], 0));
         let mut adapter = Software::bind(at, 1 << 16, 0, 7).expect("loopback");
         assert_eq!(take_trouble(&mut adapter, |what| panic!("{what}")), None);
+    }
+
+    #[test]
+    fn only_a_device_that_is_gone_ends_its_use() {
+        let degraded = ["slow", "slower"].map(|what| Trouble::Degraded(what.to_owned()));
+        let gone = Trouble::Gone("unplugged".to_owned());
+        for (last, end) in [(None, None), (Some(gone), Some("unplugged".to_owned()))] {
+            let mut notes = Vec::new();
+            let troubles = degraded.iter().cloned().chain(last);
+            assert_eq!(first_end(troubles, |what| notes.push(what)), end);
+            assert_eq!(notes, ["slow", "slower"]);
+        }
     }
 }
