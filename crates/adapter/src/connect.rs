@@ -112,7 +112,7 @@ pub fn is_specific(address: IpAddr) -> bool {
 #[cfg(test)]
 mod tests {
     use roce::device::InitialPsns;
-    use roce::verbs::QpConfig as Config;
+    use roce::verbs::{QpConfig as Config, Transport};
 
     use super::*;
     use crate::owned::Software;
@@ -129,5 +129,21 @@ mod tests {
         let end = end.expect("room");
         assert_eq!((end.address, end.psn, end.mtu), (adapter.local(), psn, 1024));
         assert_eq!(end.reliability, Reliability::Selective);
+    }
+
+    #[test]
+    fn a_queue_pair_that_is_refused_leaves_nothing() {
+        let at = SocketAddr::from(([127, 7, 4, 2], 0));
+        let mut adapter = Software::bind(at, 1 << 16, 0, 7).expect("loopback");
+        let device = adapter.device();
+        let pd = device.alloc_pd().expect("one");
+        let cq = device.create_cq(8).expect("one");
+        let psn = InitialPsns::new(7).draw();
+        // Only connections are initialized here, so the device refuses one for datagrams.
+        let datagrams = Config { transport: Transport::Ud, ..Config::rc(pd, cq, 4, 4) };
+        let end = create(&mut adapter, Time::ZERO, datagrams, psn, 1024);
+        assert!(end.is_err(), "{end:?}");
+        let device = adapter.device();
+        assert_eq!((device.destroy_cq(cq), device.dealloc_pd(pd)), (Ok(()), Ok(())), "unused");
     }
 }
