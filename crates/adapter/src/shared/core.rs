@@ -115,12 +115,6 @@ impl<L: Listener> Core<L> {
         &self.device
     }
 
-    /// As [`device`](Core::device), for calls that change it.
-    #[inline]
-    pub fn device_mut(&mut self) -> &mut SoftwareDevice {
-        &mut self.device
-    }
-
     /// The wire, while the device is open.
     ///
     /// # Errors
