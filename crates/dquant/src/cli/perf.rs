@@ -306,7 +306,7 @@ impl ServeArgs {
         let address = listen_at("--listen", &self.listen, PERF_PORT)?;
         let listener = TcpListener::bind(address).map_err(|error| {
             CliError::because(format_args!("cannot listen on {address}"), &error)
-                .hint("is another one running? `dquant perf serve HOST:PORT` takes another port")
+                .hint("does another one or `dquant dpu` run? `dquant perf serve HOST:PORT` takes another port")
         })?;
         let control = listener.local_addr().map_err(CliError::from_cause)?;
         service::log::enable();
