@@ -1,6 +1,7 @@
 //! `dquant job replay`: every pattern over loopback, ranks as processes in any order, and how a job
 //! ends when a rank does.
 
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -216,6 +217,39 @@ fn strangers_that_say_nothing_do_not_keep_ranks_from_beginning() {
         ended(child).good();
     }
     drop(strangers);
+}
+
+#[test]
+fn a_rank_that_never_stops_talking_ends_the_job_at_once() {
+    let folder = Folder::new("replay-talker");
+    let host = format!("127.0.0.1:{}", free_port());
+    let peers = format!("{host},127.0.0.1,127.0.0.1");
+    let args = ["job", "replay", "ring:3@1G", "--rank", "0", "--peers", &peers, "--wait", "20s"];
+    let more = ["--iterations", "3", "--warm-up", "0", "--bytes-per-edge", "64KiB"];
+    let first = start(folder.command(&[&args[..], &more].concat()));
+    let begun = Instant::now();
+    let reach = || loop {
+        match TcpStream::connect(&host) {
+            Ok(stream) => break stream,
+            Err(_) => std::thread::sleep(Duration::from_millis(20)),
+        }
+        assert!(begun.elapsed() < Duration::from_secs(10), "rank 0 does not listen");
+    };
+    let mut other = reach();
+    other.write_all(b"{\"hello\":1}\n").expect("sent");
+    let mut reply = String::new();
+    other.read_to_string(&mut reply).expect("an answer");
+    assert!(reply.contains("refused") && reply.contains("same version"), "{reply}");
+    let mut talker = reach();
+    let join = r#"{"join":{"version":1,"rank":1,"terms":{"pattern":"ring:3@1G","bytes":65536,"steps":1,"iterations":3},"seat":{"port":4791,"mtu":1024,"qps":[[0,1,1],[2,1,1]]}}}"#;
+    talker.write_all(format!("{join}\n").as_bytes()).expect("joined");
+    let talking = std::thread::spawn(move || {
+        let words = "\"go\"\n".repeat(1000);
+        while talker.write_all(words.as_bytes()).is_ok() {}
+    });
+    ended(first).failed(3, "rank 1 (127.0.0.1) said", "same version");
+    assert!(begun.elapsed() < Duration::from_secs(15), "it waited for an end of the talk");
+    talking.join().expect("rank 0 has closed the connection");
 }
 
 #[test]

@@ -20,6 +20,16 @@ struct Flow {
     latest: Vec<Option<u64>>,
 }
 
+impl Flow {
+    /// How many were lost before the message of this number; nothing if it came out of order. The
+    /// number is from whoever knows the queue pair, so it may be any.
+    fn take(&mut self, number: u64) -> Option<u64> {
+        let lost = number.checked_sub(self.next)?;
+        self.next = number.saturating_add(1);
+        Some(lost)
+    }
+}
+
 /// The server's side of a test.
 #[derive(Debug)]
 pub(super) struct Responder {
@@ -129,11 +139,9 @@ impl Responder {
         };
         // Short messages have no room for a number: they count as the next.
         let number = stamped.unwrap_or(flow.next);
-        if number < flow.next {
-            self.out_of_order += 1;
-        } else {
-            self.lost += number - flow.next;
-            flow.next = number + 1;
+        match flow.take(number) {
+            Some(lost) => self.lost = self.lost.saturating_add(lost),
+            None => self.out_of_order += 1,
         }
         self.received += 1;
         let slot = if self.ends.test.has_immediate() { self.ends.slot(number) } else { slot };
@@ -224,5 +232,13 @@ mod tests {
                 assert_eq!(widened(number as u32, next), number, "{next} {number}");
             }
         }
+    }
+
+    #[test]
+    fn no_number_of_a_stranger_overflows() {
+        let mut flow = Flow::default();
+        assert_eq!((flow.take(0), flow.take(3), flow.take(1)), (Some(0), Some(2), None));
+        assert_eq!((flow.take(u64::MAX), flow.take(0)), (Some(u64::MAX - 4), None));
+        assert_eq!(flow.take(u64::MAX), Some(0));
     }
 }

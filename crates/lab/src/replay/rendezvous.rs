@@ -29,6 +29,10 @@ const MAX_STRANGERS: usize = 256;
 /// How often rank 0 is tried, and looked for connections.
 const TRY_EVERY: Duration = Duration::from_millis(20);
 
+/// Messages of one rank that are taken before the others and the time have their turn. A job has
+/// five of each.
+const MESSAGES_AT_ONCE: u32 = 16;
+
 /// How long one attempt to connect may take.
 const CONNECT_LIMIT: Duration = Duration::from_secs(2);
 
@@ -173,13 +177,18 @@ impl Rendezvous {
     fn advance(&mut self, minds_time: bool) -> Option<Event<RankInfo>> {
         for (rank, place) in (0..).zip(&mut self.controls) {
             let Some(control) = place else { continue };
-            let ended = loop {
+            let mut ended = None;
+            // A rank that never stops talking must keep neither the others nor the time away.
+            for _ in 0..MESSAGES_AT_ONCE {
                 match control.poll() {
                     Ok(Some(message)) => self.machine.handle_message(rank, message.heard()),
-                    Ok(None) => break None,
-                    Err(error) => break Some(error),
+                    Ok(None) => break,
+                    Err(error) => {
+                        ended = Some(error);
+                        break;
+                    }
                 }
-            };
+            }
             if let Some(error) = ended {
                 *place = None;
                 self.machine.handle_lost(rank, loss(&error));
@@ -258,6 +267,10 @@ impl Strangers {
                 Ok(Some(message)) => introduced.push((control, from, message)),
                 Ok(None) if since.elapsed() < INTRODUCTION_LIMIT => {
                     self.0.push_back((control, from, since));
+                }
+                // It may be another version, whose ranks introduce themselves in other words.
+                Err(error) if error.kind() == ErrorKind::InvalidData => {
+                    let _ = control.send(&wire::unreadable(&error));
                 }
                 Ok(None) | Err(_) => {}
             }

@@ -3,6 +3,7 @@
 //! The words are those of `dquant job replay`: other users of [`comm::bootstrap`] have other
 //! options to name.
 
+use std::io;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -55,14 +56,26 @@ impl RankInfo {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Message {
-    Join { version: u32, rank: u32, terms: Terms, info: RankInfo },
-    Refused { why: String, hint: String },
+    Join {
+        version: u32,
+        rank: u32,
+        terms: Terms,
+        #[serde(rename = "seat", alias = "info")]
+        info: RankInfo,
+    },
+    Refused {
+        why: String,
+        hint: String,
+    },
     Seats(Vec<RankInfo>),
     Connected,
     Go,
     Done,
     Bye,
-    Failed { why: String, hint: String },
+    Failed {
+        why: String,
+        hint: String,
+    },
 }
 
 impl Message {
@@ -134,6 +147,11 @@ pub(super) fn refusal(refusal: &Refusal<Terms>, ours: &Terms, from: IpAddr) -> M
     Message::Refused { why, hint: hint.to_owned() }
 }
 
+/// What rank 0 answers a newcomer whose first line it cannot read.
+pub(super) fn unreadable(error: &io::Error) -> Message {
+    Message::Refused { why: format!("rank 0 got {error}"), hint: SAME_VERSION_HINT.to_owned() }
+}
+
 /// A failure for people to read; ranks waited so long for each other.
 pub(super) fn in_words(failure: &Failure, wait: Duration) -> Reason {
     let (why, hint) = match failure {
@@ -180,7 +198,7 @@ mod tests {
         for (message, line) in [
             (
                 Message::Join { version: 1, rank: 2, terms, info: info.clone() },
-                r#"{"join":{"version":1,"rank":2,"terms":{"pattern":"ring:2@1G","bytes":4,"steps":1,"iterations":3},"info":{"port":4791,"mtu":1024,"qps":[[1,2,3]]}}}"#,
+                r#"{"join":{"version":1,"rank":2,"terms":{"pattern":"ring:2@1G","bytes":4,"steps":1,"iterations":3},"seat":{"port":4791,"mtu":1024,"qps":[[1,2,3]]}}}"#,
             ),
             (
                 Message::Refused { why: why.clone(), hint: hint.clone() },
