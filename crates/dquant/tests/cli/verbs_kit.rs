@@ -109,6 +109,12 @@ impl Running {
         self.0.wait().expect("it ends");
     }
 
+    /// Whether it has ended; nobody has waited for it yet.
+    fn has_ended(&self) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid()));
+        stat.is_ok_and(|stat| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('Z')))
+    }
+
     /// Waits for the end.
     pub(super) fn finish(mut self) -> ExitStatus {
         eventually("the end of a program", || self.0.try_wait().expect("it is our child"))
@@ -117,6 +123,8 @@ impl Running {
     /// Queries it until its first queue pair is in `state`.
     pub(super) fn explained(&self, folder: &Folder, state: &str) -> Value {
         eventually(state, || {
+            // Another process may have taken its port meanwhile.
+            assert!(!self.has_ended(), "the program has ended before it was in {state}");
             let ran = folder.run(&["explain", &self.pid(), "--json"]);
             let is_there = ran.exit == Some(0) && ran.json()["queue_pairs"][0]["state"] == state;
             is_there.then(|| ran.json())
