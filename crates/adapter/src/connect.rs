@@ -112,35 +112,37 @@ pub fn is_specific(address: IpAddr) -> bool {
 #[cfg(test)]
 mod tests {
     use roce::device::InitialPsns;
-    use roce::verbs::{QpConfig as Config, Transport};
+    use roce::verbs::Transport;
 
     use super::*;
     use crate::owned::Software;
 
-    #[test]
-    fn a_created_queue_pair_describes_itself() {
-        let at = SocketAddr::from(([127, 7, 4, 1], 0));
+    /// A device at an address, and what a queue pair needs there.
+    fn device(host: u8) -> (Software, QpConfig) {
+        let at = SocketAddr::from(([127, 7, 4, host], 0));
         let mut adapter = Software::bind(at, 1 << 16, 0, 7).expect("loopback");
         let device = adapter.device();
         let pd = device.alloc_pd().expect("one");
         let cq = device.create_cq(8).expect("one");
+        (adapter, QpConfig::rc(pd, cq, 4, 4))
+    }
+
+    #[test]
+    fn a_created_queue_pair_describes_itself() {
+        let (mut adapter, config) = device(1);
         let psn = InitialPsns::new(7).draw();
-        let end = create(&mut adapter, Time::ZERO, Config::rc(pd, cq, 4, 4), psn, 1024);
-        let end = end.expect("room");
+        let end = create(&mut adapter, Time::ZERO, config, psn, 1024).expect("room");
         assert_eq!((end.address, end.psn, end.mtu), (adapter.local(), psn, 1024));
         assert_eq!(end.reliability, Reliability::Selective);
     }
 
     #[test]
     fn a_queue_pair_that_is_refused_leaves_nothing() {
-        let at = SocketAddr::from(([127, 7, 4, 2], 0));
-        let mut adapter = Software::bind(at, 1 << 16, 0, 7).expect("loopback");
-        let device = adapter.device();
-        let pd = device.alloc_pd().expect("one");
-        let cq = device.create_cq(8).expect("one");
+        let (mut adapter, config) = device(2);
+        let (pd, cq) = (config.pd, config.send_cq);
         let psn = InitialPsns::new(7).draw();
         // Only connections are initialized here, so the device refuses one for datagrams.
-        let datagrams = Config { transport: Transport::Ud, ..Config::rc(pd, cq, 4, 4) };
+        let datagrams = QpConfig { transport: Transport::Ud, ..config };
         let end = create(&mut adapter, Time::ZERO, datagrams, psn, 1024);
         assert!(end.is_err(), "{end:?}");
         let device = adapter.device();

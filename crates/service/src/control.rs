@@ -200,6 +200,14 @@ mod tests {
     }
 
     #[test]
+    fn a_line_that_the_other_side_would_not_take_is_not_sent() {
+        let (_, other) = pair();
+        let mut control: Control<String> = Control::new(other).expect("a connection");
+        let error = control.send(&"x".repeat(MAX_LINE)).expect_err("too long");
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    }
+
+    #[test]
     fn what_is_no_message_is_refused() {
         for bytes in [
             "GET / HTTP/1.1\n",

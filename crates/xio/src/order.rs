@@ -468,6 +468,7 @@ impl ShuffleCache {
 pub(crate) mod cost {
     use core::cell::Cell;
 
+    // Tests run beside each other, and each counts its own steps. Not part of the crate itself.
     std::thread_local! {
         static STEPS: Cell<u64> = const { Cell::new(0) };
     }

@@ -29,8 +29,8 @@ const MAX_STRANGERS: usize = 256;
 /// How often rank 0 is tried, and looked for connections.
 const TRY_EVERY: Duration = Duration::from_millis(20);
 
-/// Messages of one rank that are taken before the others and the time have their turn. A job has
-/// five of each.
+/// Messages of one rank that are taken before the others and the time have their turn. In a whole
+/// job a rank says no more than five.
 const MESSAGES_AT_ONCE: u32 = 16;
 
 /// How long one attempt to connect may take.

@@ -60,6 +60,7 @@ pub(super) enum Message {
         version: u32,
         rank: u32,
         terms: Terms,
+        // As all builds have written it but one, which wrote `info`.
         #[serde(rename = "seat", alias = "info")]
         info: RankInfo,
     },

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
-use std::sync::{Mutex, PoisonError};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use adapter::congestion::Choice;
@@ -226,11 +226,10 @@ fn roce_duration(time: Duration) -> roce::Duration {
 fn all(setup: &Setup, listener: Option<TcpListener>) -> Result<Vec<Outcome>, service::Error> {
     let places =
         listener.map(Place::Host).into_iter().chain((1..setup.schedule.ranks()).map(Place::Guest));
-    let failures = Mutex::new(Vec::new());
+    let failure = OnceLock::new();
     let outcomes: Vec<Option<Outcome>> = std::thread::scope(|scope| {
-        let failed = |error| {
-            failures.lock().unwrap_or_else(PoisonError::into_inner).push(error);
-        };
+        // Those after the first are dropped.
+        let failed = |error| drop(failure.set(error));
         let threads: Vec<_> = places
             .map(|place| scope.spawn(move || rank::run(setup, &place).map_err(failed).ok()))
             .collect();
@@ -240,8 +239,7 @@ fn all(setup: &Setup, listener: Option<TcpListener>) -> Result<Vec<Outcome>, ser
         };
         threads.into_iter().map(|thread| thread.join().unwrap_or_else(panicked)).collect()
     });
-    let failures = failures.into_inner().unwrap_or_else(PoisonError::into_inner);
-    match failures.into_iter().next() {
+    match failure.into_inner() {
         Some(first) => Err(first),
         None => Ok(outcomes.into_iter().flatten().collect()),
     }
